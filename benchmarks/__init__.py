@@ -1,0 +1,1 @@
+"""Speed and memory figures; `make bench` prints one JSON line a figure."""

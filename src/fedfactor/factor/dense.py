@@ -1,0 +1,79 @@
+"""The trivial scheme, and weight normalisation around any scheme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedfactor.factor.base import Factors, Scheme, WeightShape, normal
+
+
+@dataclass(frozen=True)
+class Dense(Scheme):
+    """The weight itself, as its only factor `w`: the neutral element of the schemes."""
+
+    name: ClassVar[str] = "dense"
+
+    def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
+        """One factor of the weight's own size."""
+        return {"w": shape.size}
+
+    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+        """Draw a Gaussian weight."""
+        return {"w": normal(shape.size, shape.he_std if std is None else std, generator)}
+
+    def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """Return the weight."""
+        return factors["w"]
+
+    def from_dense(self, weight: Tensor) -> Factors:
+        """Return the weight as its own factor."""
+        return {"w": weight.clone()}
+
+    def macs(self, shape: WeightShape, positions: int) -> int:
+        """Count one multiply-accumulate a weight and position."""
+        return shape.numel * positions
+
+
+@dataclass(frozen=True)
+class WeightNorm(Scheme):
+    """Weight normalisation (Salimans & Kingma 2016) of another scheme's weight: row o is g_o v_o / ||v_o||.
+
+    FedPara applies it to every variant of its LSTM (appendix C.2). Factors: the inner scheme's, and `g` of size (out,).
+    """
+
+    inner: Scheme = Dense()
+    name: ClassVar[str] = "weight_norm"
+
+    def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
+        """Add the lengths of the rows to the inner factors."""
+        return {**self.inner.shapes(shape), "g": (shape.out,)}
+
+    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+        """Draw the inner factors and measure the lengths, so that the composed weight starts as the inner one."""
+        inner = self.inner.init(shape, generator, std=std)
+        return self._with_lengths(inner, self.inner.compose(inner, shape))
+
+    def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """Scale every row of the inner weight to its length."""
+        v = self.inner.compose(factors, shape)
+        return v * (factors["g"] / _row_norms(v)).view(-1, *[1] * (v.dim() - 1))
+
+    def from_dense(self, weight: Tensor) -> Factors:
+        """Factorise the weight with the inner scheme and keep its own row lengths."""
+        return self._with_lengths(self.inner.from_dense(weight), weight)
+
+    def macs(self, shape: WeightShape, positions: int) -> int:
+        """Count the inner scheme's operations and two an entry for norms and scaling."""
+        return self.inner.macs(shape, positions) + 2 * shape.numel
+
+    @staticmethod
+    def _with_lengths(inner: Factors, weight: Tensor) -> Factors:
+        return {**inner, "g": _row_norms(weight.detach())}
+
+
+def _row_norms(weight: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(weight.flatten(1), dim=1)
