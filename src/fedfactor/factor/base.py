@@ -79,10 +79,10 @@ class ConvGeometry:
         return cls((1,) * axes, (0,) * axes, (1,) * axes)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry, groups: int = 1) -> Tensor:
     """Convolve along as many axes as the geometry has (one or two)."""
     convolution = F.conv1d if len(geometry.stride) == 1 else F.conv2d
-    return convolution(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation)
+    return convolution(x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, groups)
 
 
 def normal(size: tuple[int, ...], std: float, generator: torch.Generator | None) -> Tensor:
@@ -111,8 +111,11 @@ class Scheme(ABC):
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Multiply the factors out to the dense weight of size `shape.size`; differentiable."""
 
-    def from_dense(self, weight: Tensor) -> Factors:
-        """Return factors whose composed weight is (closest to) `weight`."""
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return factors whose composed weight is (closest to) `weight`.
+
+        The generator serves schemes that the weight does not determine fully.
+        """
         raise Unfit(f"{self.name} has no closed form for the factors of a given weight")
 
     def forward(

@@ -29,7 +29,7 @@ class Dense(Scheme):
         """Return the weight."""
         return factors["w"]
 
-    def from_dense(self, weight: Tensor) -> Factors:
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
         """Return the weight as its own factor."""
         return {"w": weight.clone()}
 
@@ -62,9 +62,9 @@ class WeightNorm(Scheme):
         v = self.inner.compose(factors, shape)
         return v * (factors["g"] / _row_norms(v)).view(-1, *[1] * (v.dim() - 1))
 
-    def from_dense(self, weight: Tensor) -> Factors:
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
         """Factorise the weight with the inner scheme and keep its own row lengths."""
-        return self._with_lengths(self.inner.from_dense(weight), weight)
+        return self._with_lengths(self.inner.from_dense(weight, generator), weight)
 
     def macs(self, shape: WeightShape, positions: int) -> int:
         """Count the inner scheme's operations and two an entry for norms and scaling."""

@@ -1,0 +1,95 @@
+"""FedDecomp's additive decomposition: a full-rank part plus a low-rank one (Eq. 2 to 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedfactor.factor.base import Factors, Scheme, WeightShape, check_range, normal
+
+
+@dataclass(frozen=True)
+class Additive(Scheme):
+    """W = sigma + B A, with sigma (O, I, *kernel) of full rank.
+
+    Matrix: b (I, r), a (r, O), and B A is transposed to torch's (O, I). Convolution with a K1 x K2 kernel: b (I K1, r),
+    a (r, O K2); B A is read as (I, K1, O, K2) and permuted to (O, I, K1, K2).
+
+    `plain_view`, `rank_from_outputs` and `scaled` are what the authors' code does instead: b (O K, r), a (r, I K) viewed
+    as (O, I, K, K) without a permutation, so that rows of the product do not belong to one channel; the rank taken from
+    the outputs only; and B A divided by the rank (convolution: by the rank before the factor K).
+    """
+
+    linear: float = 0.6
+    """R_l: rank of a matrix as a share of its smaller side."""
+    conv: float = 0.6
+    """R_c: rank of a convolution as a share of its smaller channel number, before the factor K."""
+    plain_view: bool = False
+    rank_from_outputs: bool = False
+    scaled: bool = False
+    name: ClassVar[str] = "additive"
+
+    def rank_of(self, shape: WeightShape) -> int:
+        """Return the inner size of B A: max(1, round(R min(I, O))) times K (the smaller kernel side)."""
+        return self._base_rank(shape) * min(_kernel_sides(shape))
+
+    def _base_rank(self, shape: WeightShape) -> int:
+        what, share = ("conv", self.conv) if shape.kernel else ("linear", self.linear)
+        check_range(what, share, 0.0, 1.0)
+        if self.rank_from_outputs:
+            return max(1, int(share * shape.out))
+        return max(1, round(share * min(shape.inp, shape.out)))
+
+    def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
+        """Sizes of sigma, b and a."""
+        rank, (rows, columns) = self.rank_of(shape), self._sides(shape)
+        return {"sigma": shape.size, "b": (rows, rank), "a": (rank, columns)}
+
+    def _sides(self, shape: WeightShape) -> tuple[int, int]:
+        first, last = _kernel_sides(shape)
+        outer, inner = (shape.out, shape.inp) if self.plain_view else (shape.inp, shape.out)
+        return outer * first, inner * last
+
+    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+        """Draw sigma, and B A as in `from_dense`."""
+        return self.from_dense(normal(shape.size, shape.he_std if std is None else std, generator), generator)
+
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Take the weight as sigma, B zero and A Gaussian with standard deviation 1 / sqrt(3 I K1).
+
+        The paper says only that A is Gaussian; this is the spread of the authors' uniform draw.
+        """
+        shape = WeightShape.of(weight)
+        sizes = self.shapes(shape)
+        spread = 1 / math.sqrt(3 * shape.inp * _kernel_sides(shape)[0])
+        a = normal(sizes["a"], spread, generator).to(weight)
+        return {"sigma": weight.clone(), "b": weight.new_zeros(sizes["b"]), "a": a}
+
+    def low_rank(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """Return tau = B A in the weight's own shape."""
+        product = factors["b"] @ factors["a"]
+        if self.scaled:
+            product = product / self._base_rank(shape)
+        if self.plain_view:
+            return product.reshape(shape.size)
+        first, last = _kernel_sides(shape)
+        return product.view(shape.inp, first, shape.out, last).permute(2, 0, 1, 3).reshape(shape.size)
+
+    def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """Return sigma + B A."""
+        return factors["sigma"] + self.low_rank(factors, shape)
+
+    def macs(self, shape: WeightShape, positions: int) -> int:
+        """Count the product B A and the dense layer."""
+        rows, columns = self._sides(shape)
+        return rows * self.rank_of(shape) * columns + shape.numel * positions
+
+
+def _kernel_sides(shape: WeightShape) -> tuple[int, int]:
+    """Return (K1, K2); a matrix has 1 x 1, a 1-d kernel k x 1."""
+    first, last = (*shape.kernel, 1, 1)[:2]
+    return first, last

@@ -1,0 +1,131 @@
+"""FLANC's neural composition: one basis, shared by networks of several widths, and coefficients a width (Eq. 1, 2)."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, convolve, normal
+from fedfactor.factor.svd import truncated_svd
+
+BANK_OVERHEAD = 1.3
+"""What a multiply-accumulate of the bank costs against one of the dense convolution: its groups are narrow."""
+
+
+@dataclass(frozen=True)
+class Composition(Scheme):
+    """W = V U: the inputs are cut into S / R1 groups, and every group's kernels are mixed from the same R2 basis kernels.
+
+    Factors: the basis v (R2, R1, *kernel), the paper's V in R^(k^2 x R1 x R2), of the same size at every width; and the
+    coefficients u (T, S / R1 * R2) of this width (S inputs, T outputs).
+    """
+
+    r1: int | None = None
+    """Input channels of a basis kernel; divides the layer's inputs at every width. Default: half of the inputs."""
+    r2: int | None = None
+    """Number of basis kernels. Default: a quarter of the outputs. Both defaults suit the narrowest network."""
+    name: ClassVar[str] = "composition"
+
+    def basis_of(self, shape: WeightShape) -> tuple[int, int]:
+        """Return (R1, R2) for a weight of this shape."""
+        if self.r1 is None and shape.inp % 2:
+            raise Unfit(f"{shape.inp} inputs cannot be halved; give r1 a divisor of them")
+        r1 = shape.inp // 2 if self.r1 is None else self.r1
+        r2 = max(1, shape.out // 4) if self.r2 is None else self.r2
+        check_range("r1", r1, 1, shape.inp)
+        check_range("r2", r2, 1, float("inf"))
+        if shape.inp % r1:
+            raise ValueError(f"r1 must divide the {shape.inp} inputs, got {r1}")
+        return r1, r2
+
+    def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
+        """Sizes of the basis and of the coefficients."""
+        r1, r2 = self.basis_of(shape)
+        return {"v": (r2, r1, *shape.kernel), "u": (shape.out, shape.inp // r1 * r2)}
+
+    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+        """Draw an orthogonal basis (Eq. 3 holds from the start) and Gaussian coefficients.
+
+        Rows of V have unit norm over R1 k^2 entries, and an entry of W sums R2 products, so its variance is
+        R2 var(u) / (R1 k^2).
+        """
+        r1, r2 = self.basis_of(shape)
+        width = r1 * shape.area
+        if r2 > width:
+            warnings.warn(
+                f"r2 = {r2} basis kernels of {width} entries cannot be orthonormal; the penalty cannot reach zero",
+                stacklevel=2,
+            )
+        square = torch.linalg.qr(normal((max(r2, width), min(r2, width)), 1.0, generator)).Q
+        v = square if r2 > width else square.T
+        v = F.normalize(v, dim=1)
+        std = shape.he_std if std is None else std
+        u = normal((shape.out, shape.inp // r1 * r2), std * (width / r2) ** 0.5, generator)
+        return {"v": v.reshape(r2, r1, *shape.kernel).contiguous(), "u": u}
+
+    def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """One product: rows (output, group) of coefficients times the flattened basis."""
+        v, u = factors["v"], factors["u"]
+        return (u.reshape(-1, v.shape[0]) @ v.flatten(1)).reshape(shape.size)
+
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Take the leading R2 right singular vectors of all groups' kernels as basis: exact at full R2."""
+        shape = WeightShape.of(weight)
+        r1, r2 = self.basis_of(shape)
+        rows = weight.reshape(-1, r1 * shape.area)
+        rank = min(r2, *rows.shape)
+        u, s, vh = truncated_svd(rows, rank)
+        u, vh = F.pad(u * s, (0, r2 - rank)), F.pad(vh, (0, 0, 0, r2 - rank))
+        return {"v": vh.reshape(r2, r1, *shape.kernel), "u": u.reshape(shape.out, -1)}
+
+    def forward(
+        self,
+        x: Tensor,
+        factors: Factors,
+        shape: WeightShape,
+        geometry: ConvGeometry | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve with the bank and mix, or compose and convolve: whichever costs less at this input."""
+        positions = x.numel() // shape.inp
+        if geometry is not None:
+            positions //= math.prod(geometry.stride)
+        bank, composed = self._macs_both(shape, positions)
+        if bank * BANK_OVERHEAD >= composed:
+            return super().forward(x, factors, shape, geometry, bias)
+        v, u = factors["v"], factors["u"]
+        if geometry is None:
+            return F.linear(F.linear(x.unflatten(-1, (-1, v.shape[1])), v).flatten(-2), u, bias)
+        # All groups share one bank, so they go through it as further images of the batch.
+        batch, groups = x.shape[0], shape.inp // v.shape[1]
+        features = convolve(x.reshape(batch * groups, v.shape[1], *x.shape[2:]), v, None, geometry)
+        features = features.reshape(batch, groups * v.shape[0], *features.shape[2:])
+        mix = u.view(*u.shape, *[1] * len(shape.kernel))
+        return convolve(features, mix, bias, ConvGeometry.plain(len(shape.kernel)))
+
+    def _macs_both(self, shape: WeightShape, positions: int) -> tuple[int, int]:
+        r1, r2 = self.basis_of(shape)
+        bank = shape.inp * r2 * shape.area * positions
+        mix = shape.out * shape.inp // r1 * r2 * positions
+        return bank + mix, shape.numel * r2 + shape.numel * positions
+
+    def macs(self, shape: WeightShape, positions: int) -> int:
+        """Count the cheaper of the two ways to run the layer."""
+        bank, composed = self._macs_both(shape, positions)
+        return bank if bank * BANK_OVERHEAD < composed else composed
+
+
+def orthogonality(v: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Return the penalty on a basis (R2, R1, *kernel): the squares of V V^T - I (Eq. 3).
+
+    `mean` over the R2 x R2 entries is what the authors ran, with a weight of 10; `sum` is Eq. 3 as printed.
+    """
+    rows = v.flatten(1)
+    squares = (rows @ rows.T - torch.eye(len(rows), dtype=v.dtype, device=v.device)).square()
+    return squares.mean() if reduction == "mean" else squares.sum()

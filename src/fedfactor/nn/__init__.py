@@ -1,0 +1,32 @@
+"""Layers made of factors, and how to put them into a model and take them out again."""
+
+from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, weight_norm
+from fedfactor.nn.layers import (
+    FactorConv1d,
+    FactorConv2d,
+    FactorGRU,
+    FactorLinear,
+    FactorLSTM,
+    FactorMultiheadAttention,
+    FactorRNN,
+    FactorWeight,
+    factor_weights,
+)
+
+__all__ = [
+    "FactorConv1d",
+    "FactorConv2d",
+    "FactorGRU",
+    "FactorLSTM",
+    "FactorLinear",
+    "FactorMultiheadAttention",
+    "FactorRNN",
+    "FactorWeight",
+    "Finding",
+    "check",
+    "compose",
+    "factorize",
+    "factor_weights",
+    "first_layers",
+    "weight_norm",
+]

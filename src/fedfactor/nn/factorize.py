@@ -1,0 +1,274 @@
+"""Replace the layers of any model by factorised ones, and back."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
+from fedfactor.factor.dense import Dense, WeightNorm
+from fedfactor.nn.layers import (
+    FactorConv,
+    FactorConv1d,
+    FactorConv2d,
+    FactorGRU,
+    FactorLinear,
+    FactorLSTM,
+    FactorMultiheadAttention,
+    FactorRNN,
+    FactorWeight,
+    _FactorRecurrent,
+)
+
+RECURRENT: dict[type[nn.Module], type[_FactorRecurrent]] = {nn.LSTM: FactorLSTM, nn.GRU: FactorGRU, nn.RNN: FactorRNN}
+CONVOLUTIONS: dict[type[nn.Module], type[FactorConv]] = {nn.Conv1d: FactorConv1d, nn.Conv2d: FactorConv2d}
+LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+FACTORED = (FactorLinear, FactorConv, _FactorRecurrent, FactorMultiheadAttention)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A weight that stays dense, and why."""
+
+    layer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One weight of the model that could be factorised: where it is, and what is to become of it."""
+
+    layer: str
+    """Name of the module."""
+    attribute: str
+    """Name of the weight within it."""
+    weight: Tensor
+    scheme: Scheme | None
+    """`None`: the weight stays dense."""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The layer's name; for layers with several weights, the weight's."""
+        if self.attribute == "weight":
+            return self.layer
+        return f"{self.layer}.{self.attribute}".removeprefix(".")
+
+
+def factorize(
+    model: nn.Module,
+    scheme: Scheme,
+    *,
+    skip: Iterable[str] = (),
+    per_layer: Mapping[str, Scheme | None] | None = None,
+    keep_weights: bool = False,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Return a copy of `model` in which every layer that can be is kept as factors of `scheme`.
+
+    `skip` and the keys of `per_layer` are patterns of layer names (`"classifier"` and all below it, `"*.conv1"`,
+    `"lstm.weight_hh*"`); `per_layer` gives the layers it matches a scheme of their own (`None`: dense), the first
+    match counting. Factors are drawn from `generator` so that the composed weight has the standard deviation of the
+    weight it replaces; with `keep_weights` they are computed from that weight instead, where the scheme can.
+
+    Layers that cannot be factorised stay as they are: `check` lists them.
+    """
+    model = copy.deepcopy(model)
+    chosen = {
+        (site.layer, site.attribute): _factor_weight(site, keep_weights, generator)
+        for site in _sites(model, scheme, skip, per_layer)
+        if site.scheme is not None
+    }
+
+    def rebuild(name: str, module: nn.Module) -> nn.Module:
+        ours = {attribute: weight for (layer, attribute), weight in chosen.items() if layer == name}
+        if not ours:
+            return module
+        if isinstance(module, (_FactorRecurrent, FactorMultiheadAttention)):
+            ours = {**module.factored(), **ours}
+        return _wrap(module.plain() if isinstance(module, FACTORED) else module, ours)
+
+    return _replace(model, rebuild)
+
+
+def check(
+    model: nn.Module,
+    scheme: Scheme,
+    *,
+    skip: Iterable[str] = (),
+    per_layer: Mapping[str, Scheme | None] | None = None,
+) -> list[Finding]:
+    """Return every weight that `factorize` would leave dense, with the reason; skipped layers are not listed."""
+    found = [Finding(s.name, s.reason) for s in _sites(model, scheme, skip, per_layer) if s.scheme is None and s.reason]
+    return found + list(_unsupported(model))
+
+
+def compose(model: nn.Module) -> nn.Module:
+    """Return a plain copy of `model`: ordinary torch layers with the composed weights and the original names."""
+    return _replace(
+        copy.deepcopy(model), lambda name, module: module.plain() if isinstance(module, FACTORED) else module
+    )
+
+
+def weight_norm(layer: nn.Module) -> nn.Module:
+    """Return a copy of one layer with its weights normalised row by row; `factorize` keeps the normalisation."""
+    return factorize(layer, WeightNorm(Dense()), keep_weights=True)
+
+
+def first_layers(model: nn.Module, count: int) -> list[str]:
+    """Name the first `count` layers in order of definition that have a weight: the full ones of a hybrid network."""
+    layers = dict.fromkeys(layer for layer, attribute, weight, module in _weights(model))
+    if not 0 <= count <= len(layers):
+        raise ValueError(f"the model has {len(layers)} layers with weights, cannot keep the first {count} full")
+    return list(layers)[:count]
+
+
+def _replace(model: nn.Module, rebuild: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
+    """Apply `rebuild(name, module)` from the leaves up; a module used in two places is rebuilt once."""
+    done: dict[int, nn.Module] = {}
+
+    def visit(name: str, module: nn.Module) -> nn.Module:
+        if id(module) not in done:
+            for child_name, child in list(module._modules.items()):
+                if child is not None:
+                    module._modules[child_name] = visit(f"{name}.{child_name}".removeprefix("."), child)
+            done[id(module)] = rebuild(name, module)
+        return done[id(module)]
+
+    return visit("", model)
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
+    """Yield (layer, attribute, weight, module) of every weight of a supported layer, in order of definition."""
+    inside: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if inside and name.startswith(inside):
+            continue
+        kind = type(module)
+        if kind in LINEAR or kind in CONVOLUTIONS or isinstance(module, (FactorLinear, FactorConv)):
+            yield name, "weight", module.weight, module  # type: ignore[misc]
+        elif kind in RECURRENT or isinstance(module, _FactorRecurrent):
+            for attribute, weight in zip(module._flat_weights_names, module._flat_weights, strict=True):
+                if attribute.startswith("weight"):
+                    yield name, attribute, weight, module
+            if isinstance(module, _FactorRecurrent):
+                inside += (f"{name}.",)
+        elif isinstance(module, nn.MultiheadAttention):
+            for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                weight = getattr(module, attribute)
+                if weight is not None:
+                    yield name, attribute, weight, module
+
+
+def _sites(
+    model: nn.Module, scheme: Scheme, skip: Iterable[str], per_layer: Mapping[str, Scheme | None] | None
+) -> list[_Site]:
+    """Decide for every weight which scheme it gets, or why none."""
+    skip, special = list(skip), dict(per_layer or {})
+    found = list(_weights(model))
+    names = [_Site(layer, attribute, weight, None).name for layer, attribute, weight, _ in found]
+    for pattern in [*skip, *special]:
+        if not any(_matches(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+            raise ValueError(f"pattern {pattern!r} matches no layer with a weight; there are, for instance, {near}")
+    tied = _tied(model)
+    sites = []
+    for (layer, attribute, weight, module), name in zip(found, names, strict=True):
+        site = _Site(layer, attribute, weight, None)
+        if any(_matches(name, pattern) for pattern in skip):
+            sites.append(site)
+            continue
+        wanted = next((special[pattern] for pattern in special if _matches(name, pattern)), scheme)
+        if wanted is not None:
+            site = _decide(site, module, wanted, tied)
+        sites.append(site)
+    return sites
+
+
+def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list[str]]) -> _Site:
+    owner = module if isinstance(module, FactorWeight) else getattr(module, site.attribute, None)
+    if isinstance(owner, FactorWeight):
+        if not (isinstance(owner.scheme, WeightNorm) and isinstance(owner.scheme.inner, Dense)):
+            return replace(site, reason=f"already factorised by {owner.scheme}; compose the model first")
+        scheme = WeightNorm(scheme)
+    if getattr(module, "groups", 1) != 1:
+        return replace(site, reason=f"grouped convolution ({module.groups} groups) is left as it is")
+    others = [name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")]
+    if others:
+        return replace(site, reason=f"its weight is shared with {', '.join(others)}")
+    try:
+        scheme.shapes(WeightShape.of(site.weight))
+    except Unfit as reason:
+        return replace(site, reason=str(reason))
+    except ValueError as error:
+        raise ValueError(f"layer {site.name!r} ({WeightShape.of(site.weight)}): {error}") from error
+    return replace(site, scheme=scheme)
+
+
+def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator | None) -> FactorWeight:
+    assert site.scheme is not None
+    shape, weight = WeightShape.of(site.weight), site.weight.detach()
+    factors: Factors
+    if weight.is_meta:
+        factors = {name: weight.new_empty(size) for name, size in site.scheme.shapes(shape).items()}
+    elif keep_weights:
+        try:
+            factors = site.scheme.from_dense(weight, generator)
+        except Unfit as reason:
+            raise ValueError(f"layer {site.name!r} cannot keep its weight: {reason}") from reason
+    else:
+        # The author of the model chose how large its weights start; a constant one (zeros) says nothing.
+        std = float(weight.float().std()) if weight.numel() > 1 else 0.0
+        factors = site.scheme.init(shape, generator, std=std or None)
+    return FactorWeight(site.scheme, shape, {name: factor.to(weight) for name, factor in factors.items()})
+
+
+def _wrap(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:
+    """Put factors in place of the weights of one plain layer."""
+
+    def make(name: str, tensor: Tensor) -> FactorWeight | None:
+        return weights.get(name)
+
+    if isinstance(module, nn.Linear):
+        return FactorLinear(module, weights["weight"])
+    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        return CONVOLUTIONS[type(module)](module, weights["weight"])
+    if isinstance(module, nn.RNNBase):
+        return RECURRENT[type(module)](module, make)
+    assert isinstance(module, nn.MultiheadAttention)
+    return FactorMultiheadAttention(module, make)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+
+
+def _tied(model: nn.Module) -> dict[int, list[str]]:
+    """Return the names under which each parameter is found, by its identity."""
+    names: dict[int, list[str]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{module_name}.{name}".removeprefix("."))
+    return names
+
+
+def _unsupported(model: nn.Module) -> Iterator[Finding]:
+    """Find weights of two or more axes in layers that no scheme is written for."""
+    known = {id(module) for _, _, _, module in _weights(model)}
+    for name, module in model.named_modules():
+        if id(module) in known or isinstance(module, FactorWeight):
+            continue
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and parameter.dim() > 1:
+                where = f"{name}.{attribute}".removeprefix(".")
+                yield Finding(where, f"{type(module).__name__} layers are not factorised")

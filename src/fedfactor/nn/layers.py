@@ -1,0 +1,245 @@
+"""Layers whose weights are kept as factors.
+
+Each takes over an ordinary torch layer, settings and biases included, and gives it back when it is composed.
+Parameters have plain names (`conv1.x1`, `lstm.weight_ih_l0.x1`), so that they pickle, deep-copy and travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape
+
+MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
+"""From a weight's name and tensor to its factors, or `None` where that weight stays dense."""
+
+
+class FactorWeight(nn.Module):
+    """One weight, kept as the factors of a scheme."""
+
+    def __init__(self, scheme: Scheme, shape: WeightShape, factors: Factors) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.shape = shape
+        self.factor_names = tuple(factors)
+        for name, factor in factors.items():
+            self.register_parameter(name, nn.Parameter(factor))
+
+    @property
+    def factors(self) -> Factors:
+        """The factors by name, as parameters."""
+        return {name: self._parameters[name] for name in self.factor_names}  # type: ignore[misc]
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, multiplied out anew at every access; differentiable."""
+        return self.scheme.compose(self.factors, self.shape)
+
+    def extra_repr(self) -> str:
+        """Name shape and scheme when the module is printed."""
+        return f"{self.shape}, {self.scheme}"
+
+
+class FactorLinear(FactorWeight):
+    """A linear layer whose weight is kept as factors."""
+
+    def __init__(self, plain: nn.Linear, weight: FactorWeight) -> None:
+        super().__init__(weight.scheme, weight.shape, weight.factors)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.register_parameter("bias", plain.bias)
+        self.train(plain.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., in_features) to (..., out_features)."""
+        return self.scheme.forward(x, self.factors, self.shape, None, self.bias)
+
+    def plain(self) -> nn.Linear:
+        """Return the ordinary layer with the composed weight."""
+        layer = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        return _filled(layer, self)
+
+
+class FactorConv(FactorWeight):
+    """A convolution (1-d or 2-d, without groups) whose weight is kept as factors."""
+
+    def __init__(self, plain: nn.Conv1d | nn.Conv2d, weight: FactorWeight) -> None:
+        super().__init__(weight.scheme, weight.shape, weight.factors)
+        self.settings: dict[str, Any] = {
+            key: getattr(plain, key) for key in ("stride", "padding", "dilation", "padding_mode")
+        }
+        # Torch keeps (last axis before, after, next axis before, after), resolved also for padding="same".
+        around: list[int] = list(plain._reversed_padding_repeated_twice)
+        symmetric = plain.padding_mode == "zeros" and around[::2] == around[1::2]
+        self.pad_first = None if symmetric else around
+        padding = tuple(around[::2][::-1]) if symmetric else (0,) * len(plain.stride)
+        if not symmetric and plain.padding_mode == "zeros":
+            self.pad_mode = "constant"
+        else:
+            self.pad_mode = plain.padding_mode
+        self.geometry = ConvGeometry(tuple(plain.stride), padding, tuple(plain.dilation))
+        self.register_parameter("bias", plain.bias)
+        self.train(plain.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve (batch, in, *pixels) to (batch, out, *pixels)."""
+        if self.pad_first is not None:
+            x = F.pad(x, self.pad_first, mode=self.pad_mode)
+        return self.scheme.forward(x, self.factors, self.shape, self.geometry, self.bias)
+
+    def plain(self) -> nn.Conv1d | nn.Conv2d:
+        """Return the ordinary layer with the composed weight."""
+        kind = nn.Conv1d if len(self.shape.kernel) == 1 else nn.Conv2d
+        layer = kind(
+            self.shape.inp,
+            self.shape.out,
+            self.shape.kernel,  # type: ignore[arg-type]
+            bias=self.bias is not None,
+            device="meta",
+            **self.settings,
+        )
+        return _filled(layer, self)
+
+
+class FactorConv1d(FactorConv):
+    """A 1-d convolution kept as factors."""
+
+
+class FactorConv2d(FactorConv):
+    """A 2-d convolution kept as factors."""
+
+
+class _FactorRecurrent(nn.RNNBase):
+    """A recurrent layer whose fused gate matrices are kept as factors, each in a `FactorWeight` of its own name.
+
+    Torch's own forward reads `_flat_weights`; composing them there leaves all its input handling (packed sequences,
+    projections, both directions) as it is.
+    """
+
+    def __init__(self, plain: nn.RNNBase, make: MakeWeight) -> None:
+        _take_over(self, plain)
+        self.__dict__.pop("_flat_weights", None)
+        for name in plain._flat_weights_names:
+            weight = make(name, getattr(plain, name)) if name.startswith("weight") else None
+            if weight is not None:
+                del self._parameters[name]
+                self._modules[name] = weight
+
+    @property
+    def _flat_weights(self) -> list[Tensor]:  # type: ignore[override]
+        members = [getattr(self, name) for name in self._flat_weights_names]
+        return [member.weight if isinstance(member, FactorWeight) else member for member in members]
+
+    def factored(self) -> dict[str, FactorWeight]:
+        """The weights that are kept as factors, by torch's name for them."""
+        return {name: module for name, module in self._modules.items() if isinstance(module, FactorWeight)}
+
+    def _init_flat_weights(self) -> None:
+        """Nothing to gather ahead: the weights are composed when they are read."""
+
+    def flatten_parameters(self) -> None:
+        """Nothing to flatten: composed weights are new tensors at every step."""
+
+    def plain(self) -> nn.RNNBase:
+        """Return the ordinary layer with the composed weights."""
+        kind = next(base for base in type(self).__mro__ if base.__module__.startswith("torch."))
+        layer = kind.__new__(kind)
+        _take_over(layer, self)
+        composed = {name: nn.Parameter(tensor.detach()) for name, tensor in zip(self._flat_weights_names, self._flat_weights)}
+        layer._modules.clear()
+        layer._parameters.clear()
+        layer._parameters.update(composed)
+        layer._init_flat_weights()
+        return layer
+
+
+class FactorLSTM(_FactorRecurrent, nn.LSTM):
+    """An LSTM whose gate matrices (4 hidden x in) are kept as factors."""
+
+
+class FactorGRU(_FactorRecurrent, nn.GRU):
+    """A GRU whose gate matrices (3 hidden x in) are kept as factors."""
+
+
+class FactorRNN(_FactorRecurrent, nn.RNN):
+    """A plain recurrent network whose matrices are kept as factors."""
+
+
+_PROJECTIONS = {
+    "in_proj_weight": "in_proj",
+    "q_proj_weight": "q_proj",
+    "k_proj_weight": "k_proj",
+    "v_proj_weight": "v_proj",
+}
+
+
+class FactorMultiheadAttention(nn.MultiheadAttention):
+    """Attention whose input projections are kept as factors (`in_proj.x1`, ...).
+
+    The output projection is an ordinary linear layer inside and is replaced as such. Torch's attention and
+    Transformer layers read the projections as attributes, so they are properties here.
+    """
+
+    def __init__(self, plain: nn.MultiheadAttention, make: MakeWeight) -> None:
+        _take_over(self, plain)
+        for name, module in _PROJECTIONS.items():
+            tensor = plain._parameters[name]
+            weight = None if tensor is None else make(name, tensor)
+            if weight is not None:
+                del self._parameters[name]
+                self._modules[module] = weight
+
+    def factored(self) -> dict[str, FactorWeight]:
+        """The projections that are kept as factors, by torch's name for them."""
+        held = {name: self._modules.get(module) for name, module in _PROJECTIONS.items()}
+        return {name: module for name, module in held.items() if isinstance(module, FactorWeight)}
+
+    def _projection(self, name: str) -> Tensor | None:
+        factored = self._modules.get(_PROJECTIONS[name])
+        return factored.weight if isinstance(factored, FactorWeight) else self._parameters.get(name)
+
+    in_proj_weight = property(lambda self: self._projection("in_proj_weight"))  # type: ignore[assignment]
+    q_proj_weight = property(lambda self: self._projection("q_proj_weight"))  # type: ignore[assignment]
+    k_proj_weight = property(lambda self: self._projection("k_proj_weight"))  # type: ignore[assignment]
+    v_proj_weight = property(lambda self: self._projection("v_proj_weight"))  # type: ignore[assignment]
+
+    def plain(self) -> nn.MultiheadAttention:
+        """Return the ordinary layer with the composed projections."""
+        layer = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
+        _take_over(layer, self)
+        weights = {name: self._projection(name) for name in _PROJECTIONS}
+        rest = {name: value for name, value in self._parameters.items() if name not in weights}
+        layer._parameters.clear()
+        for name, tensor in weights.items():
+            layer._parameters[name] = None if tensor is None else nn.Parameter(tensor.detach())
+        layer._parameters.update(rest)
+        for module in _PROJECTIONS.values():
+            layer._modules.pop(module, None)
+        return layer
+
+
+PlainLayer = TypeVar("PlainLayer", nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def _filled(layer: PlainLayer, factored: FactorLinear | FactorConv) -> PlainLayer:
+    """Put the composed weight and the bias into a layer made on the meta device."""
+    layer.weight = nn.Parameter(factored.weight.detach().contiguous())
+    layer.bias = factored.bias
+    return layer.train(factored.training)
+
+
+def _take_over(new: nn.Module, old: nn.Module) -> None:
+    """Give `new` all settings, parameters and sub-modules of `old`, without sharing the dictionaries that hold them."""
+    for key, value in old.__dict__.items():
+        new.__dict__[key] = value.copy() if isinstance(value, (dict, list)) else value
+
+
+def factor_weights(model: nn.Module) -> dict[str, FactorWeight]:
+    """Return every factorised weight of a model by the name of the module that holds it."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, FactorWeight)}
+
+
