@@ -1,0 +1,29 @@
+"""Slimmer networks: how many channels a fraction of a layer has."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+Rounding = Literal["up", "nearest"]
+
+
+def scaled(channels: int, width: float, rounding: Rounding = "up") -> int:
+    """Return ceil(width * channels) for a width in (0, 1]: the channels of a slimmer layer (HeteroFL, PriSM).
+
+    FedHM's slim networks round to the nearest number instead (its 1.37 M at .35 and 3.42 M at .4 need that).
+    Every slimmed network and every slice of a full one must round alike, so this is the only place that does.
+    """
+    check_width(width)
+    if rounding not in get_args(Rounding):
+        raise ValueError(f"rounding must be 'up' or 'nearest', got {rounding!r}")
+    if rounding == "nearest":
+        return max(round(width * channels), 1)
+    # 0.07 * 100 is 7.000000000000001 in binary; a channel must not appear out of that.
+    return math.ceil(width * channels - 1e-9)
+
+
+def check_width(width: float) -> None:
+    """Raise unless `width` lies in (0, 1]."""
+    if not 0.0 < width <= 1.0:
+        raise ValueError(f"width must lie in (0, 1], got {width:g}")
