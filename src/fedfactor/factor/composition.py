@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, convolve, normal
 from fedfactor.factor.svd import truncated_svd
 
-BANK_OVERHEAD = 1.3
-"""What a multiply-accumulate of the bank costs against one of the dense convolution: its groups are narrow."""
+TRAFFIC = 50
+"""Multiply-accumulates' worth of time that one value between bank and mix takes to write and read (measured)."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ class Composition(Scheme):
         positions = x.numel() // shape.inp
         if geometry is not None:
             positions //= math.prod(geometry.stride)
-        bank, composed = self._macs_both(shape, positions)
-        if bank * BANK_OVERHEAD >= composed:
+        if not self._bank_pays(shape, positions):
             return super().forward(x, factors, shape, geometry, bias)
         v, u = factors["v"], factors["u"]
         if geometry is None:
@@ -109,16 +108,22 @@ class Composition(Scheme):
         mix = u.view(*u.shape, *[1] * len(shape.kernel))
         return convolve(features, mix, bias, ConvGeometry.plain(len(shape.kernel)))
 
-    def _macs_both(self, shape: WeightShape, positions: int) -> tuple[int, int]:
+    def _macs_of_bank(self, shape: WeightShape, positions: int) -> int:
         r1, r2 = self.basis_of(shape)
-        bank = shape.inp * r2 * shape.area * positions
-        mix = shape.out * shape.inp // r1 * r2 * positions
-        return bank + mix, shape.numel * r2 + shape.numel * positions
+        return (shape.inp * r2 * shape.area + shape.inp // r1 * r2 * shape.out) * positions
+
+    def _macs_of_composing(self, shape: WeightShape, positions: int) -> int:
+        return shape.numel * (self.basis_of(shape)[1] + positions)
+
+    def _bank_pays(self, shape: WeightShape, positions: int) -> bool:
+        r1, r2 = self.basis_of(shape)
+        between = shape.inp // r1 * r2 * positions
+        return self._macs_of_bank(shape, positions) + TRAFFIC * between < self._macs_of_composing(shape, positions)
 
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the cheaper of the two ways to run the layer."""
-        bank, composed = self._macs_both(shape, positions)
-        return bank if bank * BANK_OVERHEAD < composed else composed
+        """Count the way that `forward` takes at so many positions."""
+        count = self._macs_of_bank if self._bank_pays(shape, positions) else self._macs_of_composing
+        return count(shape, positions)
 
 
 def orthogonality(v: Tensor, *, reduction: str = "mean") -> Tensor:
