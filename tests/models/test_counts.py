@@ -92,6 +92,8 @@ def test_lstms() -> None:
     layer2 = 4 * 256 * (256 + 256) + 2 * 1024
     shakespeare = 80 * 8 + layer1 + layer2 + 256 * 80 + 80
     assert parameters(lambda: models.lstm_shakespeare(weight_norm=False)) == shakespeare
+    lengths = 4 * 1024  # of the rows of four weights
+    assert parameters(models.lstm_shakespeare) == shakespeare + lengths
     imdb = 1001 * 64 + (4 * 256 * (64 + 256) + 2 * 1024) + layer2 + 256 + 1
     assert parameters(models.lstm_imdb) == imdb
 

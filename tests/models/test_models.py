@@ -12,7 +12,7 @@ from fedfactor import models
 
 # Options that make a network small enough to run in a moment, without changing what it is made of.
 SMALL: dict[str, dict[str, Any]] = {
-    "lstm_shakespeare": {"hidden": 16, "weight_norm": False},
+    "lstm_shakespeare": {"hidden": 16},
     "lstm_imdb": {"hidden": 16},
     "rnn_shakespeare": {"width": 0.125},
     "transformer": {"dim": 16, "hidden": 32},
@@ -54,8 +54,8 @@ def test_maps_its_example_to_logits_that_can_be_trained(name: str) -> None:
 def test_registered_example_fits_the_default_network(name: str) -> None:
     # On the meta device: the full size costs nothing there.
     with torch.device("meta"):
-        model = models.build(name, **({"weight_norm": False} if name == "lstm_shakespeare" else {}))
-    shape = (20,) if name == "lstm_imdb" else None  # time steps are slow there
+        model = models.build(name)
+    shape = (20,) if models.info(name).tokens else None  # time steps are slow there
     logits = model(models.example_input(name, 3, shape=shape).to("meta"))
     assert logits.shape == (3, CLASSES.get(name, 10))
 
