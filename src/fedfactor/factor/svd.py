@@ -143,7 +143,8 @@ def _proved(gram: Tensor, energy: Tensor, values: Tensor, vectors: Tensor, image
     direction that it missed makes the factorisation fail.
     """
     gap = _gap(energy, values, rank)
-    shares = torch.linalg.vector_norm(images - values[:, None] * vectors, dim=1).sqrt()
+    residuals = torch.linalg.vector_norm(images - values[:, None] * vectors, dim=1)
+    shares = residuals.clamp(min=_rounding(values)).sqrt()
     raised = values + shares * (0.7 * gap / shares[:rank].sum())
     costs = rank * raised + (raised - raised[:, None]).clamp(min=0).sum(1) - values[:rank].sum()
     affordable = raised[costs <= gap]
