@@ -1,0 +1,260 @@
+"""FedPara's Hadamard product of two low-rank weights, its personal variant, and the Jacobian correction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedfactor.factor.base import (
+    ConvGeometry,
+    Factors,
+    Scheme,
+    Unfit,
+    WeightShape,
+    check_range,
+    normal,
+)
+
+TANH_REACH = 2.0
+"""Largest standard deviation drawn before a tanh: beyond it most entries sit where tanh has no slope left."""
+
+
+@dataclass(frozen=True)
+class Hadamard(Scheme):
+    """W = W1 * W2 entry by entry, both of low rank r: the product has rank up to r^2 (Propositions 1 to 3).
+
+    Factors of an (O, I) matrix (Proposition 1): x1, x2 (O, r) and y1, y2 (I, r), with Wj = Xj Yj^T.
+    Convolutions (Proposition 3) have cores t1, t2 (r, k*k, r) in addition, 1 x 1 kernels included:
+    Wj[o, i, k] = sum_ab Xj[o, a] Tj[a, k, b] Yj[i, b]. The kernel's positions are the middle axis of a core,
+    so that composing is matrix products on views, and ends in a kernel whose channels are contiguous.
+    """
+
+    gamma: float = 0.1
+    """r = (1 - gamma) r_min + gamma r_max (Sec. 3.1), in [0, 1]; unused if `rank` or `ratio` is given."""
+    rank: int | None = None
+    """The inner rank itself, in [1, min(O, I)]."""
+    ratio: float | None = None
+    """Parameters over those of the dense weight, in [0, 1]: the largest rank within it, at least 1."""
+    tanh: bool = False
+    """W = tanh(W1) * tanh(W2) (appendix B)."""
+    personal: bool = False
+    """W = W1 * (W2 + 1), W2 being the part that stays on the client (pFedPara, Sec. 2.3)."""
+    reshape: bool = False
+    """Proposition 1 on the (O, I k k) matrix of a convolution: no cores, y1 and y2 of size (I k k, r)."""
+    name: ClassVar[str] = "hadamard"
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.ratio is not None:
+            raise ValueError("give rank or ratio, not both")
+        if self.tanh and self.personal:
+            raise ValueError("personal=True is W1 * (W2 + 1) without a tanh: give tanh or personal, not both")
+
+    def rank_of(self, shape: WeightShape) -> int:
+        """Return the inner rank r for a weight of this shape, or raise `Unfit` with the reason.
+
+        r_min = min(ceil sqrt O, ceil sqrt I) is the least rank whose square reaches full rank (Corollary 1),
+        r_max the largest one with no more parameters than the dense weight: 2 r_max (O + I + r_max k^2) is at
+        most O I k^2. In between r is rounded, half to even: 13 of the 18 sizes of Table 5 then fit; half up
+        would fit 12, always up 8.
+        """
+        rows, columns = self._sides(shape)
+        most = min(rows, columns)
+        if self.rank is not None:
+            check_range("rank", self.rank, 1, most)
+            return self.rank
+        largest = self._rank_within(shape, shape.numel)
+        if self.ratio is not None:
+            check_range("ratio", self.ratio, 0, 1)
+            if largest < 1:
+                raise Unfit(f"even rank 1 has more parameters than the {shape.numel} of the dense weight")
+            # The product's last bits must not cost a parameter.
+            return min(max(1, self._rank_within(shape, math.floor(round(self.ratio * shape.numel, 6)))), most)
+        check_range("gamma", self.gamma, 0, 1)
+        # ceil(sqrt n) in whole numbers.
+        smallest = math.isqrt(most - 1) + 1
+        if largest < smallest:
+            raise Unfit(
+                f"full rank takes inner rank {smallest}, but beyond rank {largest} "
+                "the factors have more parameters than the weight"
+            )
+        # Without the inner rounding the last bits of gamma would decide ties.
+        middle = round(round((1 - self.gamma) * smallest + self.gamma * largest, 9))
+        return min(max(1, middle), most)
+
+    def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
+        """Sizes of x1, y1 and, for convolutions, t1; then of x2, y2, t2."""
+        r = self.rank_of(shape)
+        rows, columns = self._sides(shape)
+        one = {"x": (rows, r), "y": (columns, r)}
+        sizes: dict[str, tuple[int, ...]] = (
+            {**one, "t": (r, shape.area, r)} if self._has_core(shape) else {**one}
+        )
+        return {f"{name}{which}": size for which in (1, 2) for name, size in sizes.items()}
+
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
+        """Draw Gaussian factors so that the composed weight has standard deviation `std` (He's by default).
+
+        An entry of Wj sums r products of two factors, or r^2 of three with a core. With equal variances v its
+        own variance is r v^2 or r^2 v^3, so for std(Wj) = s the factors' deviation is (s / sqrt r)^(1/2) or
+        (s / r)^(1/3).
+
+        W1 * W2: the entries are independent with mean 0, so s1 s2 = std; split evenly, s1 = s2 = sqrt(std).
+        With tanh each side has to be sqrt(std) after it. Tanh shrinks (by 6 % at 64 channels and He's std,
+        hence W by 12 %), so s is the solution of E tanh(s z)^2 = std, z ~ N(0, 1), but at most `TANH_REACH`.
+        W1 * (W2 + 1): var(W) = s1^2 (1 + s2^2). s2 = sqrt(std) as above gives X2 and Y2 the size they have in
+        FedPara, and W starts as the global W1 with a personal residue W1 * W2 of a tenth to a third of it;
+        s1 = std / sqrt(1 + s2^2) makes up the rest.
+        """
+        std = shape.he_std if std is None else std
+        first = second = math.sqrt(std)
+        if self.tanh:
+            first = second = _before_tanh(first)
+        elif self.personal:
+            first = std / math.sqrt(1 + std)
+        r, core = self.rank_of(shape), self._has_core(shape)
+        factors = {}
+        for name, size in self.shapes(shape).items():
+            inner = first if name.endswith("1") else second
+            factors[name] = normal(
+                size, (inner / r) ** (1 / 3) if core else (inner / r**0.5) ** 0.5, generator
+            )
+        return factors
+
+    def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
+        """Multiply out; kernels come in torch's channels-last layout, as views of the product."""
+        first, second = (self._inner_matrix(factors, shape, which) for which in (1, 2))
+        if self.tanh:
+            first, second = first.tanh(), second.tanh()
+        return self._as_weight(first * (second + 1 if self.personal else second), shape)
+
+    def inner(self, factors: Factors, shape: WeightShape, which: Literal[1, 2]) -> Tensor:
+        """Return W1 or W2, of size `shape.size`: before any tanh, and without pFedPara's + 1."""
+        return self._as_weight(self._inner_matrix(factors, shape, which), shape)
+
+    def forward(
+        self,
+        x: Tensor,
+        factors: Factors,
+        shape: WeightShape,
+        geometry: ConvGeometry | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Compose the weight and apply it: as one matrix product where a convolution is bound by its weight.
+
+        On a CPU, torch re-orders the gradient of a channels-last kernel twice, which on small images takes
+        longer than the convolution itself. A product with the unfolded images uses the kernel as it was
+        composed; it is taken where the unfolded images are no larger than the weight.
+        """
+        if geometry is None or len(geometry.stride) != 2 or x.dim() != 4 or x.device.type != "cpu":
+            return super().forward(x, factors, shape, geometry, bias)
+        pixels = [
+            (n + 2 * pad - dilation * (k - 1) - 1) // stride + 1
+            for n, k, stride, pad, dilation in zip(
+                x.shape[2:], shape.kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True
+            )
+        ]
+        positions = x.shape[0] * math.prod(pixels)
+        if not self._has_core(shape) or not 0 < positions <= shape.out or min(pixels) < 1:
+            return super().forward(x, factors, shape, geometry, bias)
+        patches = nn.functional.unfold(x, shape.kernel, geometry.dilation, geometry.padding, geometry.stride)
+        patches = patches.view(-1, shape.inp, shape.area, math.prod(pixels)).permute(0, 3, 2, 1)
+        weight = self.compose(factors, shape).flatten(2).mT.reshape(shape.out, -1)
+        out = nn.functional.linear(patches.reshape(positions, -1), weight, bias)
+        return out.view(-1, *pixels, shape.out).permute(0, 3, 1, 2)
+
+    def macs(self, shape: WeightShape, positions: int) -> int:
+        """Count the dense weight's operations and composing it: the products, and one an entry of W1 * W2.
+
+        A counter of products and convolutions sees all but that last O I k^2; tanh and + 1 count nothing.
+        """
+        r = self.rank_of(shape)
+        core = r * r * shape.area * min(shape.out, shape.inp) if self._has_core(shape) else 0
+        return shape.numel * positions + 2 * (core + r * shape.numel) + shape.numel
+
+    def _has_core(self, shape: WeightShape) -> bool:
+        return bool(shape.kernel) and not self.reshape
+
+    def _sides(self, shape: WeightShape) -> tuple[int, int]:
+        """Rows and columns of the matrix that an inner weight is, position by position of the kernel."""
+        return shape.out, shape.inp if self._has_core(shape) else shape.fan_in
+
+    def _rank_within(self, shape: WeightShape, parameters: int) -> int:
+        """Return the largest R with 2R (rows + columns + R k^2) <= parameters, in whole numbers."""
+        sides = sum(self._sides(shape))
+        if not self._has_core(shape):
+            return parameters // (2 * sides)
+        area = shape.area
+        return (math.isqrt(sides * sides + 2 * area * parameters) - sides) // (2 * area)
+
+    def _inner_matrix(self, factors: Factors, shape: WeightShape, which: int) -> Tensor:
+        """Return Wj as the matrix (O, k k I), or (O, I k k) with `reshape`."""
+        x, y = factors[f"x{which}"], factors[f"y{which}"]
+        if not self._has_core(shape):
+            return x @ y.mT
+        # The copies are small, and products of the backward pass up to 30 % faster for them: autograd gives a
+        # gradient its operand's layout, which here puts the small operand on the left.
+        core, y_t = factors[f"t{which}"], y.mT.contiguous()
+        r = core.shape[0]
+        if shape.inp <= shape.out:
+            return x.mT.contiguous().mT @ (core.reshape(-1, r) @ y_t).view(r, -1)
+        return ((x @ core.flatten(1)).view(-1, r) @ y_t).view(shape.out, -1)
+
+    def _as_weight(self, matrix: Tensor, shape: WeightShape) -> Tensor:
+        if self._has_core(shape):
+            return matrix.view(shape.out, shape.area, shape.inp).mT.view(shape.size)
+        return matrix.view(shape.size)
+
+
+def jacobian_correction(
+    scheme: Hadamard,
+    factors: Factors,
+    shape: WeightShape,
+    weight_grad: Tensor,
+    lr: float,
+    strength: float = 1.0,
+    differentiate_gradient: bool = False,
+) -> Tensor:
+    """Return (lambda / 2) ||W' - (W - eta J_W)||, a scalar to add to the loss (Eq. 6 to 9).
+
+    W' is composed of the factors after one SGD step of length eta = `lr` along their own gradients, which
+    follow from J_W = `weight_grad` (of size `shape.size`) by the chain rule: J_W1 = J_W * W2, J_X1 = J_W1 Y1,
+    J_Y1 = J_W1^T X1 (Eq. 6 prints J_W1 Y1^T and X1^T J_W1, which do not fit the shapes); with tanh,
+    J_W1 = J_W * tanh(W2) * (1 - tanh(W1)^2). The norm is Frobenius', not squared, as printed; its gradient
+    at 0 is 0.
+
+    J_W is held fixed unless `differentiate_gradient`, which needs one with a graph (`create_graph=True`).
+    """
+    if not differentiate_gradient:
+        weight_grad = weight_grad.detach()
+
+    def compose(values: Factors) -> Tensor:
+        return scheme.compose(values, shape)
+
+    weight, pull_back = torch.func.vjp(compose, factors)  # type: ignore[misc]
+    (gradients,) = pull_back(weight_grad)
+    stepped = {name: factor - lr * gradients[name] for name, factor in factors.items()}
+    norm: Tensor = torch.linalg.vector_norm(compose(stepped) - (weight - lr * weight_grad))
+    return 0.5 * strength * norm
+
+
+@cache
+def _before_tanh(std: float) -> float:
+    """Return s with E tanh(s z)^2 = std^2 for a standard normal z, or `TANH_REACH` if s would be larger."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    weights = weights / weights.sum()
+    low, high = std, TANH_REACH
+    for _ in range(50):
+        middle = (low + high) / 2
+        if float(weights @ np.tanh(middle * nodes) ** 2) < std**2:
+            low = middle
+        else:
+            high = middle
+    return high
