@@ -10,7 +10,12 @@ from fedfactor.factor import Composition
 from fedfactor.nn import factorize
 
 # (stage, full width, pixels, R1 of both blocks, R2) of ResNet-18 as the authors set it
-STAGES = [("layer1", 64, 32, 8, 16), ("layer2", 128, 16, 16, 32), ("layer3", 256, 8, 32, 64), ("layer4", 512, 4, 64, 128)]
+STAGES = [
+    ("layer1", 64, 32, 8, 16),
+    ("layer2", 128, 16, 16, 32),
+    ("layer3", 256, 8, 32, 64),
+    ("layer4", 512, 4, 64, 128),
+]
 BATCH = 32
 
 

@@ -48,9 +48,7 @@ def run() -> None:
             "dense, channels last": training_step(build("vgg16"), batch, channels_last=True),
         }
         seconds = medians(steps, repeats, warmup=2)
-        note(
-            f"gamma {gamma}, batch {batch}: " + ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in seconds.items())
-        )
+        note(f"gamma {gamma}, batch {batch}: " + ", ".join(f"{k} {1e3 * v:.0f} ms" for k, v in seconds.items()))
         name = f"hadamard_vgg16_step_gamma_{gamma}_batch_{batch}"
         emit(name, seconds["FedPara"] / seconds["dense"], "x dense", f"<= {target:.2f}")
         emit(

@@ -17,9 +17,7 @@ def rows(model: nn.Module, example: Any) -> dict[str, cost.LayerCost]:
 
 
 def test_linear_and_convolution_by_hand() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, padding=1, groups=1), nn.Flatten(), nn.Linear(8 * 4 * 4, 5)
-    )
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, groups=1), nn.Flatten(), nn.Linear(8 * 4 * 4, 5))
     found = rows(model, torch.randn(2, 3, 8, 8))
     assert found["0"] == cost.LayerCost("0", "Conv2d", 8 * 27 + 8, 2 * 16 * 8 * 27, 2 * 8 * 16)
     assert found["2"] == cost.LayerCost("2", "Linear", 128 * 5 + 5, 2 * 128 * 5, 2 * 5)
@@ -75,9 +73,7 @@ def test_functional_products_go_to_the_module_that_makes_them() -> None:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             x = self.inner(nn.functional.linear(x, self.w))
-            return (
-                torch.einsum("bi,bij->bj", self.inner(x), y) + (self.w @ torch.ones(3, device=x.device)).sum()
-            )
+            return torch.einsum("bi,bij->bj", self.inner(x), y) + (self.w @ torch.ones(3, device=x.device)).sum()
 
     found = rows(Odd(), (torch.randn(2, 3), torch.randn(2, 4, 5)))
     assert found[""].macs == 2 * 3 * 4 + 2 * 4 * 5 + 4 * 3

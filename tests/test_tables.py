@@ -157,9 +157,7 @@ def test_a_misprint_really_differs_from_our_figure(rows: list[Row]) -> None:
 def test_nothing_else_is_off(rows: list[Row]) -> None:
     off = {row.key for row in rows if row.verdict == "off"}
     unknown = {
-        key
-        for key in off
-        if key[1] == "Table 10" and key[2].startswith("FedHM") and key[3][:3] in ("MAC", "Mem")
+        key for key in off if key[1] == "Table 10" and key[2].startswith("FedHM") and key[3][:3] in ("MAC", "Mem")
     }
     assert off - unknown == UNEXPLAINED
     assert all(row.note for row in rows if row.verdict == "off")
@@ -228,9 +226,7 @@ def test_flanc_counts(rows: list[Row]) -> None:
         ("Fashion-MNIST", "FLANC", (33_482, 63_498, 97_610, 135_818)),
         ("Shakespeare", "p-width", (49_408, 197_120, 443_136, 787_456)),
     ):
-        found = [
-            cell(rows, "flanc", "Table 1", f"{dataset} {w}", f"{column} parameters").ours for w in widths
-        ]
+        found = [cell(rows, "flanc", "Table 1", f"{dataset} {w}", f"{column} parameters").ours for w in widths]
         assert found == list(expected)
 
 

@@ -103,14 +103,10 @@ def ptflops_macs(model: nn.Module, example: Any) -> int:
     ResNet-18, 10 classes, 32 x 32: 557.22 M, of which 555.42 M are multiply-accumulates.
     """
     modules = dict(model.named_modules())
-    return sum(
-        seen.macs + _extras(modules[name], seen) for name, seen in _trace(model, example).modules.items()
-    )
+    return sum(seen.macs + _extras(modules[name], seen) for name, seen in _trace(model, example).modules.items())
 
 
-def wire_bytes(
-    content: nn.Module | Mapping[str, Tensor] | Iterable[Tensor], dtype: torch.dtype = torch.float32
-) -> int:
+def wire_bytes(content: nn.Module | Mapping[str, Tensor] | Iterable[Tensor], dtype: torch.dtype = torch.float32) -> int:
     """Count the bytes of a model's or of some tensors' elements, floating-point ones sent as `dtype`.
 
     Integers travel as they are, and so do a model's (persistent) buffers: rounding running statistics saves
@@ -177,9 +173,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saved_bytes = 0
         self._running: list[_Seen] = []
         # Held, not only noted: the id of a freed storage would be given to another one.
-        self._storages = {
-            s._cdata: s for s in map(Tensor.untyped_storage, [*model.parameters(), *model.buffers()])
-        }
+        self._storages = {s._cdata: s for s in map(Tensor.untyped_storage, [*model.parameters(), *model.buffers()])}
         for name, module in model.named_modules():
             self._watch(self.modules[name], module)
 

@@ -49,7 +49,10 @@ def test_ranks(shape: WeightShape, scheme: Additive, rank: int) -> None:
 
 
 def test_the_authors_view_and_scaling() -> None:
-    shape, scheme = WeightShape(4, 2, (3, 3)), Additive(conv=0.5, plain_view=True, rank_from_outputs=True, scaled=True)
+    shape, scheme = (
+        WeightShape(4, 2, (3, 3)),
+        Additive(conv=0.5, plain_view=True, rank_from_outputs=True, scaled=True),
+    )
     factors = {name: torch.randn(size) for name, size in scheme.shapes(shape).items()}
     assert factors["b"].shape == (12, 6) and factors["a"].shape == (6, 6)
     expected = (factors["b"] @ factors["a"]).view(4, 2, 3, 3) / 2

@@ -30,7 +30,11 @@ def test_the_basis_is_the_same_size_at_every_width() -> None:
 
 @pytest.mark.parametrize("bank", [True, False])
 @given(
-    groups=st.integers(1, 3), r1=st.integers(1, 4), r2=st.integers(1, 5), out=st.integers(1, 6), stride=st.integers(1, 2)
+    groups=st.integers(1, 3),
+    r1=st.integers(1, 4),
+    r2=st.integers(1, 5),
+    out=st.integers(1, 6),
+    stride=st.integers(1, 2),
 )
 def test_both_ways_to_run_agree(bank: bool, groups: int, r1: int, r2: int, out: int, stride: int) -> None:
     scheme, shape = Composition(r1=r1, r2=r2), WeightShape(out, groups * r1, (3, 3))
@@ -73,7 +77,12 @@ def test_init_is_orthonormal_and_as_large_as_he() -> None:
     assert float(scheme.compose(factors, shape).std()) == pytest.approx(shape.he_std, rel=0.05)
 
 
-@given(groups=st.integers(1, 3), r1=st.integers(1, 4), out=st.integers(1, 5), kernel=st.sampled_from([(), (3, 3), (2,)]))
+@given(
+    groups=st.integers(1, 3),
+    r1=st.integers(1, 4),
+    out=st.integers(1, 5),
+    kernel=st.sampled_from([(), (3, 3), (2,)]),
+)
 def test_a_full_basis_gives_the_weight_back(groups: int, r1: int, out: int, kernel: tuple[int, ...]) -> None:
     weight = torch.randn(out, groups * r1, *kernel, dtype=torch.float64)
     shape = WeightShape.of(weight)

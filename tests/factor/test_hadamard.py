@@ -72,9 +72,7 @@ def test_reshape_is_proposition_1_on_the_unrolled_kernel() -> None:
 
 @given(out=st.integers(1, 12), inp=st.integers(1, 12), rank=st.integers(1, 3), seed=st.integers(0, 2**32))
 @settings(max_examples=50, deadline=None)
-def test_rank_of_the_product_is_at_most_the_product_of_the_ranks(
-    out: int, inp: int, rank: int, seed: int
-) -> None:
+def test_rank_of_the_product_is_at_most_the_product_of_the_ranks(out: int, inp: int, rank: int, seed: int) -> None:
     rank = min(rank, out, inp)
     shape, scheme = WeightShape(out, inp), Hadamard(rank=rank)
     weight = scheme.compose(draw(scheme, shape, seed), shape)
@@ -134,13 +132,9 @@ def test_never_more_parameters_than_the_dense_weight(
     assert Hadamard(gamma=gamma, reshape=reshape).parameters(shape) <= size <= shape.numel
 
 
-@given(
-    out=st.integers(2, 200), inp=st.integers(2, 200), kernel=st.sampled_from(KERNELS), ratio=st.floats(0, 1)
-)
+@given(out=st.integers(2, 200), inp=st.integers(2, 200), kernel=st.sampled_from(KERNELS), ratio=st.floats(0, 1))
 @settings(deadline=None)
-def test_ratio_gives_the_largest_rank_within(
-    out: int, inp: int, kernel: tuple[int, ...], ratio: float
-) -> None:
+def test_ratio_gives_the_largest_rank_within(out: int, inp: int, kernel: tuple[int, ...], ratio: float) -> None:
     shape, budget = WeightShape(out, inp, kernel), ratio * out * inp * math.prod(kernel) + 1e-6
     try:
         rank = Hadamard(ratio=ratio).rank_of(shape)
@@ -200,9 +194,7 @@ def test_start_takes_another_deviation_and_is_reproducible() -> None:
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-@pytest.mark.parametrize(
-    "shape", [WeightShape(4, 3), WeightShape(3, 4, (2,)), WeightShape(4, 3, (2, 1))], ids=str
-)
+@pytest.mark.parametrize("shape", [WeightShape(4, 3), WeightShape(3, 4, (2,)), WeightShape(4, 3, (2, 1))], ids=str)
 def test_first_and_second_derivatives(shape: WeightShape, options: dict[str, bool]) -> None:
     scheme = Hadamard(rank=2, **options)
     factors = draw(scheme, shape)

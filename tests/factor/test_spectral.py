@@ -87,9 +87,7 @@ def test_rank_rules() -> None:
     shape = WeightShape(30, 20, (3, 3))
     assert SpatialSplit(1 / 12).rank_of(WeightShape(512, 512, (3, 3))) == 43
     assert SpatialSplit(0.001).rank_of(shape) == 1
-    assert SpatialSplit(1.0).rank_of(WeightShape(64, 3, (3, 3))) == 9, (
-        "capped at the rank of the unrolled matrix"
-    )
+    assert SpatialSplit(1.0).rank_of(WeightShape(64, 3, (3, 3))) == 9, "capped at the rank of the unrolled matrix"
     assert ChannelSplit(0.1).rank_of(shape) == 3, "0.1 * 30 is 3.0000000000000004"
     assert ChannelSplit(0.11).rank_of(shape) == 4
     assert ChannelSplit(0.13, rounding="floor").rank_of(shape) == 3

@@ -66,9 +66,7 @@ def check_promise(matrix: Tensor, rank: int) -> None:
     ("rows", "columns", "rank"),
     [(288, 300, 48), (300, 288, 3), (272, 272, 68), (48, 90, 24), (90, 48, 48), (2, 2, 1)],
 )
-def test_error_is_close_to_the_optimum(
-    kind: str, rows: int, columns: int, rank: int, dtype: torch.dtype
-) -> None:
+def test_error_is_close_to_the_optimum(kind: str, rows: int, columns: int, rank: int, dtype: torch.dtype) -> None:
     check_promise(make(kind, rows, columns).to(dtype), rank)
 
 

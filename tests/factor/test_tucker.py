@@ -36,7 +36,11 @@ def test_table_1_counts_a_sum_of_two_blocks() -> None:
 
 
 @given(
-    out=st.integers(1, 9), inp=st.integers(1, 9), k=st.integers(1, 3), stride=st.integers(1, 2), blocks=st.integers(1, 2)
+    out=st.integers(1, 9),
+    inp=st.integers(1, 9),
+    k=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    blocks=st.integers(1, 2),
 )
 def test_running_the_factors_equals_convolving_with_the_composed_weight(
     out: int, inp: int, k: int, stride: int, blocks: int
@@ -57,7 +61,9 @@ def test_full_rank_gives_the_weight_back(out: int, inp: int, kernel: tuple[int, 
     torch.testing.assert_close(composed, weight)
 
 
-@pytest.mark.parametrize("shape", [WeightShape(200, 300), WeightShape(96, 64, (3, 3)), WeightShape(64, 64, (5,))], ids=str)
+@pytest.mark.parametrize(
+    "shape", [WeightShape(200, 300), WeightShape(96, 64, (3, 3)), WeightShape(64, 64, (5,))], ids=str
+)
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_init_has_the_standard_deviation_of_he(shape: WeightShape, blocks: int) -> None:
     scheme = LowRank(ratio=0.25, blocks=blocks)

@@ -54,9 +54,7 @@ def test_a_fixed_stem_changes_nothing_at_full_width() -> None:
 )
 def test_slim_widths_of_fedhm(make: Callable[..., nn.Module], width: float, millions: str) -> None:
     classes = 10 if make is models.resnet18 else 100
-    assert (
-        f"{parameters(lambda: make(classes=classes, width=width, rounding='nearest')) / 1e6:.2f}" == millions
-    )
+    assert f"{parameters(lambda: make(classes=classes, width=width, rounding='nearest')) / 1e6:.2f}" == millions
 
 
 def test_resnet34_of_fedhm() -> None:
@@ -68,9 +66,7 @@ def test_full_rank_parts_of_feddecomp() -> None:
     assert parameters(lambda: models.resnet10(classes=100, stem="imagenet")) == 4_957_092
 
 
-@pytest.mark.parametrize(
-    ("width", "expected"), [(0.25, 43_978), (0.5, 105_738), (0.75, 185_930), (1.0, 284_554)]
-)
+@pytest.mark.parametrize(("width", "expected"), [(0.25, 43_978), (0.5, 105_738), (0.75, 185_930), (1.0, 284_554)])
 def test_cnn4_is_table_1_of_flanc(width: float, expected: int) -> None:
     assert parameters(lambda: models.cnn4(width=width)) == expected
 

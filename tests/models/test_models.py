@@ -30,9 +30,7 @@ def make(name: str, **options: Any) -> nn.Module:
 
 
 def example(name: str, batch: int = 2) -> Tensor:
-    return models.example_input(
-        name, batch, shape=SHAPE.get(name), generator=torch.Generator().manual_seed(2)
-    )
+    return models.example_input(name, batch, shape=SHAPE.get(name), generator=torch.Generator().manual_seed(2))
 
 
 def test_the_registry_holds_the_papers_networks() -> None:

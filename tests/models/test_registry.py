@@ -35,9 +35,7 @@ def other(size: int = 3) -> nn.Module:
 
 
 def test_unknown_name_gets_the_nearest_match_and_the_list() -> None:
-    with pytest.raises(
-        ValueError, match=r"no model is called 'resnet81'; did you mean 'resnet\d+'\? Known: cnn4, "
-    ):
+    with pytest.raises(ValueError, match=r"no model is called 'resnet81'; did you mean 'resnet\d+'\? Known: cnn4, "):
         models.build("resnet81")
     with pytest.raises(ValueError, match=r"no model is called 'qqqq'. Known: cnn4, "):
         models.build("qqqq")
@@ -54,9 +52,7 @@ def test_a_user_can_add_a_network() -> None:
 def test_a_name_is_given_once_but_a_module_may_be_reloaded() -> None:
     models.register("mine")(undecorated)
     models.register("mine")(undecorated)
-    with pytest.raises(
-        ValueError, match=r"'mine' is already registered by .*undecorated; choose another .*other"
-    ):
+    with pytest.raises(ValueError, match=r"'mine' is already registered by .*undecorated; choose another .*other"):
         models.register("mine")(other)
 
 

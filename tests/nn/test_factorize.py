@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor import Additive, ChannelSplit, Composition, Dense, Hadamard, LowRank, SpatialSplit, WeightNorm
+from fedfactor.factor import (
+    Additive,
+    ChannelSplit,
+    Composition,
+    Dense,
+    Hadamard,
+    LowRank,
+    SpatialSplit,
+    WeightNorm,
+)
 from fedfactor.factor.base import Scheme
 from fedfactor.nn import (
     FactorConv2d,
@@ -23,6 +32,12 @@ from fedfactor.nn import (
     first_layers,
     weight_norm,
 )
+
+# What torch says of its own layers: "same" padding copies with an even kernel, projections run unfused.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+]
 
 SCHEMES: list[Scheme] = [
     Hadamard(gamma=0.3),
@@ -101,7 +116,7 @@ def test_weights_start_as_large_as_those_they_replace_and_from_the_generator() -
     nn.init.normal_(dense.weight, std=0.01)
     one, two = (factorize(dense, Hadamard(gamma=0.2), generator=generator(7)) for _ in range(2))
     other = factorize(dense, Hadamard(gamma=0.2), generator=generator(8))
-    assert float(one.weight.std()) == pytest.approx(0.01, rel=0.1)
+    assert float(one.weight.detach().std()) == pytest.approx(0.01, rel=0.1)
     assert torch.equal(one.x1, two.x1) and not torch.equal(one.x1, other.x1)
 
 
@@ -129,7 +144,7 @@ def test_check_lists_all_reasons_at_once() -> None:
     net.tied = nn.Linear(6, 5)
     net.tied.weight = net.table.weight
     found = {finding.layer: finding.reason for finding in check(net, Hadamard(gamma=0.1))}
-    assert set(found) == {"grouped", "small", "tied", "table.weight"}
+    assert set(found) == {"grouped", "small", "head.3", "tied", "table.weight"}
     assert "3 groups" in found["grouped"]
     assert "table.weight" in found["tied"]
     assert "Embedding" in found["table.weight"]
@@ -178,14 +193,16 @@ def test_a_module_used_twice_stays_one_module() -> None:
     assert plain["a"] is plain["b"][0] is plain["c"]
 
 
-@pytest.mark.parametrize("scheme", [Hadamard(gamma=0.3), LowRank(ratio=0.2), ChannelSplit(), Composition(r1=4, r2=3)], ids=ids)
+@pytest.mark.parametrize(
+    "scheme", [Hadamard(gamma=0.3), LowRank(ratio=0.2), ChannelSplit(), Composition(r1=4, r2=3)], ids=ids
+)
 @pytest.mark.parametrize(
     "layer",
     [
         nn.LSTM(12, 16, num_layers=2, bidirectional=True, batch_first=True),
         nn.LSTM(12, 16, proj_size=8),
         nn.GRU(12, 16, bias=False),
-        nn.RNN(12, 16, nonlinearity="relu"),
+        nn.RNN(12, 24, nonlinearity="relu"),
     ],
     ids=lambda layer: type(layer).__name__,
 )
@@ -211,7 +228,11 @@ def test_recurrent_layers(layer: nn.RNNBase, scheme: Scheme) -> None:
 def test_attention(sizes: dict[str, int]) -> None:
     layer = nn.MultiheadAttention(32, 4, batch_first=True, **sizes)
     factored = factorize(layer, Hadamard(gamma=0.3), generator=generator())
-    inputs = (torch.randn(2, 5, 32), torch.randn(2, 5, sizes.get("kdim", 32)), torch.randn(2, 5, sizes.get("vdim", 32)))
+    inputs = (
+        torch.randn(2, 5, 32),
+        torch.randn(2, 5, sizes.get("kdim", 32)),
+        torch.randn(2, 5, sizes.get("vdim", 32)),
+    )
     plain = compose(factored)
     assert_same_function(factored, plain, *inputs)
     assert set(plain.state_dict()) == set(layer.state_dict())

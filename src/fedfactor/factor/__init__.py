@@ -1,1 +1,27 @@
 """Pure mathematics of one weight: how to write it as factors, and back."""
+
+from fedfactor.factor.additive import Additive
+from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
+from fedfactor.factor.composition import Composition, orthogonality
+from fedfactor.factor.dense import Dense, WeightNorm
+from fedfactor.factor.hadamard import Hadamard, jacobian_correction
+from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, frobenius_decay
+from fedfactor.factor.tucker import LowRank
+
+__all__ = [
+    "Additive",
+    "ChannelSplit",
+    "Composition",
+    "Dense",
+    "Factors",
+    "Hadamard",
+    "LowRank",
+    "Scheme",
+    "SpatialSplit",
+    "Unfit",
+    "WeightNorm",
+    "WeightShape",
+    "frobenius_decay",
+    "jacobian_correction",
+    "orthogonality",
+]

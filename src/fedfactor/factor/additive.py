@@ -19,9 +19,9 @@ class Additive(Scheme):
     Matrix: b (I, r), a (r, O), and B A is transposed to torch's (O, I). Convolution with a K1 x K2 kernel: b (I K1, r),
     a (r, O K2); B A is read as (I, K1, O, K2) and permuted to (O, I, K1, K2).
 
-    `plain_view`, `rank_from_outputs` and `scaled` are what the authors' code does instead: b (O K, r), a (r, I K) viewed
-    as (O, I, K, K) without a permutation, so that rows of the product do not belong to one channel; the rank taken from
-    the outputs only; and B A divided by the rank (convolution: by the rank before the factor K).
+    `plain_view`, `rank_from_outputs` and `scaled` are what the authors' code does instead: b (O K, r), a (r, I K) seen
+    as (O, I, K, K) without a permutation, so that a row of the product mixes channels; the rank taken from the outputs
+    only; and B A divided by the rank (convolution: by the rank before the factor K).
     """
 
     linear: float = 0.6
@@ -54,7 +54,9 @@ class Additive(Scheme):
         outer, inner = (shape.out, shape.inp) if self.plain_view else (shape.inp, shape.out)
         return outer * first, inner * last
 
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw sigma, and B A as in `from_dense`."""
         return self.from_dense(normal(shape.size, shape.he_std if std is None else std, generator), generator)
 

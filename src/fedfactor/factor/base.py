@@ -104,7 +104,9 @@ class Scheme(ABC):
         """Return the size of every factor of a weight of this shape, or raise `Unfit` with the reason."""
 
     @abstractmethod
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw factors whose composed weight has standard deviation `std` (He's by default)."""
 
     @abstractmethod

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, convolve, normal
+from fedfactor.factor.base import (
+    ConvGeometry,
+    Factors,
+    Scheme,
+    Unfit,
+    WeightShape,
+    check_range,
+    convolve,
+    normal,
+)
 from fedfactor.factor.svd import truncated_svd
 
 TRAFFIC = 50
@@ -20,7 +29,7 @@ TRAFFIC = 50
 
 @dataclass(frozen=True)
 class Composition(Scheme):
-    """W = V U: the inputs are cut into S / R1 groups, and every group's kernels are mixed from the same R2 basis kernels.
+    """W = V U: inputs are cut into S / R1 groups, and every group's kernels are mixed from the same R2 basis kernels.
 
     Factors: the basis v (R2, R1, *kernel), the paper's V in R^(k^2 x R1 x R2), of the same size at every width; and the
     coefficients u (T, S / R1 * R2) of this width (S inputs, T outputs).
@@ -49,7 +58,9 @@ class Composition(Scheme):
         r1, r2 = self.basis_of(shape)
         return {"v": (r2, r1, *shape.kernel), "u": (shape.out, shape.inp // r1 * r2)}
 
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw an orthogonal basis (Eq. 3 holds from the start) and Gaussian coefficients.
 
         Rows of V have unit norm over R1 k^2 entries, and an entry of W sums R2 products, so its variance is
@@ -100,7 +111,7 @@ class Composition(Scheme):
             return super().forward(x, factors, shape, geometry, bias)
         v, u = factors["v"], factors["u"]
         if geometry is None:
-            return F.linear(F.linear(x.unflatten(-1, (-1, v.shape[1])), v).flatten(-2), u, bias)
+            return F.linear(F.linear(x.reshape(*x.shape[:-1], -1, v.shape[1]), v).flatten(-2), u, bias)
         # All groups share one bank, so they go through it as further images of the batch.
         batch, groups = x.shape[0], shape.inp // v.shape[1]
         features = convolve(x.reshape(batch * groups, v.shape[1], *x.shape[2:]), v, None, geometry)

@@ -21,7 +21,9 @@ class Dense(Scheme):
         """One factor of the weight's own size."""
         return {"w": shape.size}
 
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw a Gaussian weight."""
         return {"w": normal(shape.size, shape.he_std if std is None else std, generator)}
 
@@ -52,7 +54,9 @@ class WeightNorm(Scheme):
         """Add the lengths of the rows to the inner factors."""
         return {**self.inner.shapes(shape), "g": (shape.out,)}
 
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw the inner factors and measure the lengths, so that the composed weight starts as the inner one."""
         inner = self.inner.init(shape, generator, std=std)
         return self._with_lengths(inner, self.inner.compose(inner, shape))
@@ -76,4 +80,5 @@ class WeightNorm(Scheme):
 
 
 def _row_norms(weight: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(weight.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(weight.flatten(1), dim=1)
+    return norms

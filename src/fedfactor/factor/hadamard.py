@@ -92,9 +92,7 @@ class Hadamard(Scheme):
         r = self.rank_of(shape)
         rows, columns = self._sides(shape)
         one = {"x": (rows, r), "y": (columns, r)}
-        sizes: dict[str, tuple[int, ...]] = (
-            {**one, "t": (r, shape.area, r)} if self._has_core(shape) else {**one}
-        )
+        sizes: dict[str, tuple[int, ...]] = {**one, "t": (r, shape.area, r)} if self._has_core(shape) else {**one}
         return {f"{name}{which}": size for which in (1, 2) for name, size in sizes.items()}
 
     def init(
@@ -123,9 +121,7 @@ class Hadamard(Scheme):
         factors = {}
         for name, size in self.shapes(shape).items():
             inner = first if name.endswith("1") else second
-            factors[name] = normal(
-                size, (inner / r) ** (1 / 3) if core else (inner / r**0.5) ** 0.5, generator
-            )
+            factors[name] = normal(size, (inner / r) ** (1 / 3) if core else (inner / r**0.5) ** 0.5, generator)
         return factors
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:

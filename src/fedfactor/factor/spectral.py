@@ -134,9 +134,7 @@ class SpatialSplit(SpectralSplit):
 
     def _kernels(self, shape: WeightShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if len(shape.kernel) not in (0, 2):
-            raise Unfit(
-                f"{self.name} shares the two axes of a kernel, and {shape} has one; ChannelSplit takes it"
-            )
+            raise Unfit(f"{self.name} shares the two axes of a kernel, and {shape} has one; ChannelSplit takes it")
         return ((1, shape.kernel[1]), (shape.kernel[0], 1)) if shape.kernel else ((), ())
 
     def _rank_by_ratio(self, shape: WeightShape) -> int:

@@ -38,7 +38,7 @@ class LowRank(Scheme):
         if self.rank is not None:
             check_range("rank", self.rank, 1, highest)
             return self._blocked(self.rank), self._blocked(self.rank)
-        check_range("ratio", self.ratio, 1 / highest / 2, 1)
+        check_range("ratio", self.ratio, 0, 1)
         if not shape.kernel:
             both = max(1, round(self.ratio * highest))
             return both, both
@@ -53,10 +53,12 @@ class LowRank(Scheme):
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
         """Sizes of x, y and, for a convolution, the core t."""
         outer, inner = self.rank_of(shape)
-        sides = {"x": (shape.out, outer), "y": (inner, shape.inp)}
+        sides: dict[str, tuple[int, ...]] = {"x": (shape.out, outer), "y": (inner, shape.inp)}
         return sides if not shape.kernel else {**sides, "t": (outer, inner // self.blocks, *shape.kernel)}
 
-    def init(self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None) -> Factors:
+    def init(
+        self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
+    ) -> Factors:
         """Draw all factors with one standard deviation s.
 
         An entry of a composed matrix sums r products of two, an entry of a kernel r_o r_i / blocks products of three,
@@ -64,7 +66,11 @@ class LowRank(Scheme):
         """
         std = shape.he_std if std is None else std
         outer, inner = self.rank_of(shape)
-        each = (std / outer**0.5) ** (1 / 2) if not shape.kernel else (std / (outer * inner / self.blocks) ** 0.5) ** (1 / 3)
+        each = (
+            (std / outer**0.5) ** (1 / 2)
+            if not shape.kernel
+            else (std / (outer * inner / self.blocks) ** 0.5) ** (1 / 3)
+        )
         return {name: normal(size, each, generator) for name, size in self.shapes(shape).items()}
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
@@ -73,7 +79,7 @@ class LowRank(Scheme):
         if not shape.kernel:
             return x @ y
         b, t = self.blocks, factors["t"].flatten(2)
-        x, y, t = x.unflatten(1, (b, -1)), y.unflatten(0, (b, -1)), t.unflatten(0, (b, -1))
+        x, y, t = x.view(len(x), b, -1), y.view(b, -1, shape.inp), t.view(b, -1, *t.shape[1:])
         return torch.einsum("oba,back,bci->oik", x, t, y).reshape(shape.size)
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
@@ -86,8 +92,8 @@ class LowRank(Scheme):
         if self.blocks != 1:
             return super().from_dense(weight)
         w = weight.flatten(2)
-        x = truncated_svd(w.flatten(1), min(outer, shape.fan_in))[0]
-        y = truncated_svd(w.transpose(0, 1).flatten(1), min(inner, shape.out * shape.area))[0].T
+        x = _basis(w.flatten(1), min(outer, shape.fan_in))
+        y = _basis(w.transpose(0, 1).flatten(1), min(inner, shape.out * shape.area)).T
         x, y = F.pad(x, (0, outer - x.shape[1])), F.pad(y, (0, 0, 0, inner - y.shape[0]))
         t = torch.einsum("oa,oik,bi->abk", x, w, y)
         return {"x": x, "y": y, "t": t.reshape(outer, inner, *shape.kernel)}
@@ -111,3 +117,8 @@ class LowRank(Scheme):
     def macs(self, shape: WeightShape, positions: int) -> int:
         """Count one multiply-accumulate a parameter and position."""
         return self.parameters(shape) * positions
+
+
+def _basis(matrix: Tensor, rank: int) -> Tensor:
+    """Return an orthonormal basis of the leading left subspace; projecting on it needs more than the SVD's rounding."""
+    return torch.linalg.qr(truncated_svd(matrix, rank)[0]).Q

@@ -80,9 +80,7 @@ class FemnistCNN(nn.Module):
 
 
 @register("cnn_femnist", input_shape=(1, 28, 28), paper="PriSM (arXiv:2208.13141) Table 5")
-def cnn_femnist(
-    classes: int = 62, width: float = 1.0, variant: Variant = "paper", channels: int = 1
-) -> FemnistCNN:
+def cnn_femnist(classes: int = 62, width: float = 1.0, variant: Variant = "paper", channels: int = 1) -> FemnistCNN:
     """PriSM's CNN for FEMNIST (Table 5): 64 kernels of 5 x 5, 64 of 3 x 3, one linear layer.
 
     Deviations: the table prints 10 classes, FEMNIST has 62. The authors' code has 32 and 64 kernels of 5 x 5

@@ -15,9 +15,7 @@ class LSTMClassifier(nn.Module):
     Input: token ids (batch, time); output (batch, classes).
     """
 
-    def __init__(
-        self, tokens: int, embedding: int, hidden: int, layers: int, classes: int, weight_norm: bool
-    ) -> None:
+    def __init__(self, tokens: int, embedding: int, hidden: int, layers: int, classes: int, weight_norm: bool) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
         self.lstm: nn.Module = nn.LSTM(embedding, hidden, layers, batch_first=True)

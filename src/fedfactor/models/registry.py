@@ -46,9 +46,7 @@ class ModelInfo:
         if self.input_dtype.is_floating_point:
             return torch.randn((batch, *size), generator=generator).to(self.input_dtype)
         # Id 0 is padding in some networks; an example of real tokens is the dearest case.
-        return torch.randint(
-            1, max(self.tokens, 2), (batch, *size), generator=generator, dtype=self.input_dtype
-        )
+        return torch.randint(1, max(self.tokens, 2), (batch, *size), generator=generator, dtype=self.input_dtype)
 
 
 _models: dict[str, ModelInfo] = {}

@@ -25,9 +25,7 @@ class BasicBlock(nn.Module):
     `shortcut="slice"` and a block that only narrows keep the first channels of the input as they are.
     """
 
-    def __init__(
-        self, inp: int, out: int, stride: int, norm: Callable[[int], nn.Module], shortcut: Shortcut
-    ) -> None:
+    def __init__(self, inp: int, out: int, stride: int, norm: Callable[[int], nn.Module], shortcut: Shortcut) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inp, out, 3, stride, padding=1, bias=False)
         self.bn1 = norm(out)
@@ -120,9 +118,7 @@ class ResNet(nn.Module):
 def _norm(kind: Norm, groups: int, channels: int) -> nn.Module:
     if kind == "group":
         if channels % groups:
-            raise ValueError(
-                f"{channels} channels cannot be split into groups={groups}: choose groups or width anew"
-            )
+            raise ValueError(f"{channels} channels cannot be split into groups={groups}: choose groups or width anew")
         return nn.GroupNorm(groups, channels)
     return nn.BatchNorm2d(channels, track_running_stats=kind == "batch")
 

@@ -16,9 +16,7 @@ from fedfactor.models.width import scaled
     tokens=80,
     paper="FLANC (NeurIPS 2022) Table 1, Shakespeare",
 )
-def rnn_shakespeare(
-    classes: int = 80, embedding: int = 512, hidden: int = 256, width: float = 1.0
-) -> LSTMClassifier:
+def rnn_shakespeare(classes: int = 80, embedding: int = 512, hidden: int = 256, width: float = 1.0) -> LSTMClassifier:
     """FLANC's one-layer "RNN" at a width p: an LSTM with inputs of 512 p and 256 p hidden units.
 
     Neither paper nor released code gives the cell. This one fits the sizes of Table 1: weights of
@@ -27,6 +25,4 @@ def rnn_shakespeare(
 
     Deviations: torch has a second bias of 1,024 p, and the table leaves out embedding and decoder.
     """
-    return LSTMClassifier(
-        classes, scaled(embedding, width), scaled(hidden, width), 1, classes, weight_norm=False
-    )
+    return LSTMClassifier(classes, scaled(embedding, width), scaled(hidden, width), 1, classes, weight_norm=False)

@@ -10,6 +10,7 @@ from fedfactor.nn.layers import (
     FactorMultiheadAttention,
     FactorRNN,
     FactorWeight,
+    composed_once,
     factor_weights,
 )
 
@@ -25,8 +26,9 @@ __all__ = [
     "Finding",
     "check",
     "compose",
-    "factorize",
+    "composed_once",
     "factor_weights",
+    "factorize",
     "first_layers",
     "weight_norm",
 ]

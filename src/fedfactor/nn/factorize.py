@@ -26,7 +26,11 @@ from fedfactor.nn.layers import (
     _FactorRecurrent,
 )
 
-RECURRENT: dict[type[nn.Module], type[_FactorRecurrent]] = {nn.LSTM: FactorLSTM, nn.GRU: FactorGRU, nn.RNN: FactorRNN}
+RECURRENT: dict[type[nn.Module], type[_FactorRecurrent]] = {
+    nn.LSTM: FactorLSTM,
+    nn.GRU: FactorGRU,
+    nn.RNN: FactorRNN,
+}
 CONVOLUTIONS: dict[type[nn.Module], type[FactorConv]] = {nn.Conv1d: FactorConv1d, nn.Conv2d: FactorConv2d}
 LINEAR: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
 FACTORED = (FactorLinear, FactorConv, _FactorRecurrent, FactorMultiheadAttention)
@@ -155,7 +159,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
             continue
         kind = type(module)
         if kind in LINEAR or kind in CONVOLUTIONS or isinstance(module, (FactorLinear, FactorConv)):
-            yield name, "weight", module.weight, module  # type: ignore[misc]
+            yield name, "weight", module.weight, module
         elif kind in RECURRENT or isinstance(module, _FactorRecurrent):
             for attribute, weight in zip(module._flat_weights_names, module._flat_weights, strict=True):
                 if attribute.startswith("weight"):
@@ -202,7 +206,9 @@ def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list
         scheme = WeightNorm(scheme)
     if getattr(module, "groups", 1) != 1:
         return replace(site, reason=f"grouped convolution ({module.groups} groups) is left as it is")
-    others = [name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")]
+    others = [
+        name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")
+    ]
     if others:
         return replace(site, reason=f"its weight is shared with {', '.join(others)}")
     try:

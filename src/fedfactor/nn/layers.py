@@ -6,14 +6,14 @@ Parameters have plain names (`conv1.x1`, `lstm.weight_ih_l0.x1`), so that they p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape, convolve
 
 MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
 """From a weight's name and tensor to its factors, or `None` where that weight stays dense."""
@@ -27,6 +27,7 @@ class FactorWeight(nn.Module):
         self.scheme = scheme
         self.shape = shape
         self.factor_names = tuple(factors)
+        self._held: Tensor | None = None
         for name, factor in factors.items():
             self.register_parameter(name, nn.Parameter(factor))
 
@@ -37,8 +38,8 @@ class FactorWeight(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, multiplied out anew at every access; differentiable."""
-        return self.scheme.compose(self.factors, self.shape)
+        """The dense weight, multiplied out anew at every access (once, within `composed_once`); differentiable."""
+        return self.scheme.compose(self.factors, self.shape) if self._held is None else self._held
 
     def extra_repr(self) -> str:
         """Name shape and scheme when the module is printed."""
@@ -48,6 +49,8 @@ class FactorWeight(nn.Module):
 class FactorLinear(FactorWeight):
     """A linear layer whose weight is kept as factors."""
 
+    bias: nn.Parameter | None
+
     def __init__(self, plain: nn.Linear, weight: FactorWeight) -> None:
         super().__init__(weight.scheme, weight.shape, weight.factors)
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -56,6 +59,8 @@ class FactorLinear(FactorWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
+        if self._held is not None:
+            return F.linear(x, self._held, self.bias)
         return self.scheme.forward(x, self.factors, self.shape, None, self.bias)
 
     def plain(self) -> nn.Linear:
@@ -66,6 +71,8 @@ class FactorLinear(FactorWeight):
 
 class FactorConv(FactorWeight):
     """A convolution (1-d or 2-d, without groups) whose weight is kept as factors."""
+
+    bias: nn.Parameter | None
 
     def __init__(self, plain: nn.Conv1d | nn.Conv2d, weight: FactorWeight) -> None:
         super().__init__(weight.scheme, weight.shape, weight.factors)
@@ -82,13 +89,15 @@ class FactorConv(FactorWeight):
         else:
             self.pad_mode = plain.padding_mode
         self.geometry = ConvGeometry(tuple(plain.stride), padding, tuple(plain.dilation))
-        self.register_parameter("bias", plain.bias)
+        self.register_parameter("bias", plain._parameters["bias"])
         self.train(plain.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (batch, in, *pixels) to (batch, out, *pixels)."""
         if self.pad_first is not None:
             x = F.pad(x, self.pad_first, mode=self.pad_mode)
+        if self._held is not None:
+            return convolve(x, self._held, self.bias, self.geometry)
         return self.scheme.forward(x, self.factors, self.shape, self.geometry, self.bias)
 
     def plain(self) -> nn.Conv1d | nn.Conv2d:
@@ -120,6 +129,8 @@ class _FactorRecurrent(nn.RNNBase):
     projections, both directions) as it is.
     """
 
+    kind: ClassVar[type[nn.RNNBase]]
+
     def __init__(self, plain: nn.RNNBase, make: MakeWeight) -> None:
         _take_over(self, plain)
         self.__dict__.pop("_flat_weights", None)
@@ -141,15 +152,20 @@ class _FactorRecurrent(nn.RNNBase):
     def _init_flat_weights(self) -> None:
         """Nothing to gather ahead: the weights are composed when they are read."""
 
+    def _update_flat_weights(self) -> None:
+        """Nothing to refresh either."""
+
     def flatten_parameters(self) -> None:
         """Nothing to flatten: composed weights are new tensors at every step."""
 
     def plain(self) -> nn.RNNBase:
         """Return the ordinary layer with the composed weights."""
-        kind = next(base for base in type(self).__mro__ if base.__module__.startswith("torch."))
-        layer = kind.__new__(kind)
+        layer: nn.RNNBase = self.kind.__new__(self.kind)
         _take_over(layer, self)
-        composed = {name: nn.Parameter(tensor.detach()) for name, tensor in zip(self._flat_weights_names, self._flat_weights)}
+        composed = {
+            name: nn.Parameter(tensor.detach())
+            for name, tensor in zip(self._flat_weights_names, self._flat_weights, strict=True)
+        }
         layer._modules.clear()
         layer._parameters.clear()
         layer._parameters.update(composed)
@@ -160,13 +176,19 @@ class _FactorRecurrent(nn.RNNBase):
 class FactorLSTM(_FactorRecurrent, nn.LSTM):
     """An LSTM whose gate matrices (4 hidden x in) are kept as factors."""
 
+    kind = nn.LSTM
+
 
 class FactorGRU(_FactorRecurrent, nn.GRU):
     """A GRU whose gate matrices (3 hidden x in) are kept as factors."""
 
+    kind = nn.GRU
+
 
 class FactorRNN(_FactorRecurrent, nn.RNN):
     """A plain recurrent network whose matrices are kept as factors."""
+
+    kind = nn.RNN
 
 
 _PROJECTIONS = {
@@ -202,10 +224,10 @@ class FactorMultiheadAttention(nn.MultiheadAttention):
         factored = self._modules.get(_PROJECTIONS[name])
         return factored.weight if isinstance(factored, FactorWeight) else self._parameters.get(name)
 
-    in_proj_weight = property(lambda self: self._projection("in_proj_weight"))  # type: ignore[assignment]
-    q_proj_weight = property(lambda self: self._projection("q_proj_weight"))  # type: ignore[assignment]
-    k_proj_weight = property(lambda self: self._projection("k_proj_weight"))  # type: ignore[assignment]
-    v_proj_weight = property(lambda self: self._projection("v_proj_weight"))  # type: ignore[assignment]
+    in_proj_weight = property(lambda self: self._projection("in_proj_weight"))
+    q_proj_weight = property(lambda self: self._projection("q_proj_weight"))
+    k_proj_weight = property(lambda self: self._projection("k_proj_weight"))
+    v_proj_weight = property(lambda self: self._projection("v_proj_weight"))
 
     def plain(self) -> nn.MultiheadAttention:
         """Return the ordinary layer with the composed projections."""
@@ -222,14 +244,15 @@ class FactorMultiheadAttention(nn.MultiheadAttention):
         return layer
 
 
-PlainLayer = TypeVar("PlainLayer", nn.Linear, nn.Conv1d, nn.Conv2d)
+PlainLayer = TypeVar("PlainLayer", bound=nn.Linear | nn.Conv1d | nn.Conv2d)
 
 
 def _filled(layer: PlainLayer, factored: FactorLinear | FactorConv) -> PlainLayer:
     """Put the composed weight and the bias into a layer made on the meta device."""
     layer.weight = nn.Parameter(factored.weight.detach().contiguous())
-    layer.bias = factored.bias
-    return layer.train(factored.training)
+    layer._parameters["bias"] = factored.bias
+    layer.train(factored.training)
+    return layer
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
@@ -243,3 +266,17 @@ def factor_weights(model: nn.Module) -> dict[str, FactorWeight]:
     return {name: module for name, module in model.named_modules() if isinstance(module, FactorWeight)}
 
 
+@contextmanager
+def composed_once(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Compose every weight once for the whole block, and give the composed weights by module name.
+
+    Layers that are called many times in one step compose once, and gradients of the composed weights can be asked for.
+    """
+    layers = factor_weights(model)
+    try:
+        for layer in layers.values():
+            layer._held = layer.weight
+        yield {name: layer.weight for name, layer in layers.items()}
+    finally:
+        for layer in layers.values():
+            layer._held = None

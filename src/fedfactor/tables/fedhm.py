@@ -166,9 +166,7 @@ def _section_4_4() -> Iterator[Row]:
         full = _slim(dataset, 1.0).model
         least = factorize(full, SpatialSplit(rank=K), skip=SHORTCUTS_AND_CLASSIFIER)
         share = 100 * parameters(least) / parameters(full)
-        yield Row(
-            "fedhm", "Section 4.4", f"{dataset}, rank {K} everywhere", "parameters / full", share, "2 %"
-        )
+        yield Row("fedhm", "Section 4.4", f"{dataset}, rank {K} everywhere", "parameters / full", share, "2 %")
 
 
 def _figure_8() -> Iterator[Row]:

@@ -159,9 +159,7 @@ def _pfedpara(original: nn.Module) -> int:
     """Count what pFedPara sends at gamma 0.5: the first pair of every layer's factors, and the biases."""
     model = factorize(original, Hadamard(gamma=0.5, personal=True))
     weights = factor_weights(model).values()
-    return parameters(model) - sum(
-        weight.factors[name].numel() for weight in weights for name in ("x2", "y2")
-    )
+    return parameters(model) - sum(weight.factors[name].numel() for weight in weights for name in ("x2", "y2"))
 
 
 @cache

@@ -41,9 +41,7 @@ RESNET_BASES: dict[str, Scheme | None] = {
 CNN_BASES: dict[str, Scheme | None] = {"conv1": Composition(r1=8, r2=32), "conv2": Composition(r1=16, r2=32)}
 RNN_BASIS = Composition(r1=32, r2=30)
 
-RNN_NOTE = (
-    "the paper gives no cell: an LSTM of 512p inputs and 256p units with one bias fits all cells but 214 K"
-)
+RNN_NOTE = "the paper gives no cell: an LSTM of 512p inputs and 256p units with one bias fits all cells but 214 K"
 
 
 def rows() -> list[Row]:
@@ -59,9 +57,7 @@ def rows() -> list[Row]:
         counts: list[float] = [counters[dataset](column, width) for width in WIDTHS]
         note = RNN_NOTE if dataset == "Shakespeare" else ""
         for label, ours, text in zip(LABELS, [*counts, sum(counts) / len(counts)], printed, strict=True):
-            found.append(
-                Row("flanc", "Table 1", f"{dataset} {label}", f"{column} parameters", ours, text, note)
-            )
+            found.append(Row("flanc", "Table 1", f"{dataset} {label}", f"{column} parameters", ours, text, note))
     small, full = (_resnet("p-width", width, 10) for width in (0.25, 1.0))
     share = 100 * (1 - small / full)
     found.append(Row("flanc", "Figure 1", "ResNet-18, x 1.0", "parameters not in x 0.25", share, "> 90 %"))

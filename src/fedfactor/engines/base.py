@@ -1,0 +1,38 @@
+"""What every engine offers: it moves bytes to clients and back, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedfactor.client import Setup
+
+
+@dataclass(frozen=True)
+class Job:
+    """Bytes for one client, and the state it builds on."""
+
+    client: int
+    message: bytes
+    state: bytes | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came back: bytes and the client's new state, or the reason why nothing did."""
+
+    client: int
+    reply: bytes | None
+    state: bytes | None = None
+    failure: str = ""
+    seconds: float = 0.0
+    """How long the client worked."""
+
+
+class Engine(Protocol):
+    """Runs jobs in any order; the federation folds the results in its own."""
+
+    def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+        """Yield one result a job."""
+        ...

@@ -1,0 +1,341 @@
+"""The server's side: the only loop over rounds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfactor.client import Setup, code_down, weights_of
+from fedfactor.engines.base import Done, Engine, Job
+from fedfactor.engines.inline import Inline
+from fedfactor.evaluation import Evaluator
+from fedfactor.methods.base import Participant
+from fedfactor.optimizers.base import State
+from fedfactor.plan import Plan, Reply, Tensors, pull
+from fedfactor.rng import torch_rng
+from fedfactor.settings import Capacities, Rounds
+from fedfactor.store import HeldTensors, Journal, MemoryStore, Store, pack
+from fedfactor.wire import BadMessage, Message, decode, encode, expect
+
+
+class QuorumLost(RuntimeError):
+    """Too few clients of a cohort answered well; the last committed round is intact."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose update was not used, and why."""
+
+    round: int
+    client: int
+    reason: str
+
+
+@dataclass
+class Asked:
+    """A client that was sent a job, and what its reply will be measured against."""
+
+    who: Participant
+    plan: Plan
+    reference: Tensors
+    extras: Tensors
+    length: int
+    """Bytes that went down."""
+
+
+@dataclass
+class Answers:
+    """What became of a cohort."""
+
+    replies: list[Reply] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """The plain fields of each reply, in the same order."""
+    failures: list[Failure] = field(default_factory=list)
+    states: dict[int, bytes] = field(default_factory=dict)
+    """New states of the clients whose replies are used."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    busy: float = 0.0
+    """Seconds that the slowest client worked."""
+
+
+@dataclass
+class Server:
+    """Everything the server carries from one round to the next."""
+
+    round: int
+    tensors: Tensors
+    optimizer: State
+    totals: dict[str, float] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Write tensors and optimizer state."""
+        extra = {f"optimizer/{kind}/{name}": t for kind, ts in self.optimizer.items() for name, t in ts.items()}
+        model = {f"model/{name}": tensor for name, tensor in self.tensors.items()}
+        return encode(Message("server", {"kinds": sorted(self.optimizer)}, {**model, **extra}))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, info: dict[str, Any]) -> Server:
+        """Read what `to_bytes` wrote."""
+        message = decode(data)
+        tensors: Tensors = {}
+        optimizer: State = {kind: {} for kind in message.fields["kinds"]}
+        for full, tensor in message.tensors.items():
+            section, _, name = full.partition("/")
+            if section == "model":
+                tensors[name] = tensor
+            else:
+                kind, _, name = name.partition("/")
+                optimizer[kind][name] = tensor
+        return cls(info["round"], tensors, optimizer, info["totals"])
+
+
+@dataclass
+class Federation:
+    """One run: a setup that server and clients share, rounds, capacities, an engine and a store."""
+
+    setup: Setup
+    rounds: Rounds
+    capacities: Capacities = field(default_factory=Capacities)
+    engine: Engine = field(default_factory=Inline)
+    store: Store = field(default_factory=MemoryStore)
+    journal: Journal = field(default_factory=Journal)
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None
+
+    def __post_init__(self) -> None:
+        setup = self.setup
+        reason = setup.method.refuses(setup.optimizer, setup.codec, self.capacities.dynamic)
+        if reason:
+            raise ValueError(reason)
+        self.population = setup.task.data.clients
+        self._levels = self.capacities.assign(setup.training.seed, self.population)
+        self.evaluator = Evaluator(self)
+
+    # What a round is made of.
+
+    def run(self) -> Server:
+        """Run all rounds that are not committed yet, and return the server as it ends."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the server's algebra too must have the same bits everywhere
+        try:
+            server = self._resume() or self._start()
+            while server.round < self.rounds.rounds:
+                server = self._round(server)
+            return server
+        finally:
+            torch.set_num_threads(threads)
+
+    def _start(self) -> Server:
+        setup = self.setup
+        tensors = setup.method.start(setup.network, self.capacities.levels)
+        tensors = {
+            name: t.float() if t.is_floating_point() and t.element_size() < 4 else t for name, t in tensors.items()
+        }
+        weights = setup.method.weight_names(setup.network, tensors)
+        optimizer = setup.optimizer.start({name: t for name, t in tensors.items() if name in weights})
+        server = Server(0, tensors, optimizer, {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0})
+        self._note({"event": "start", "protocol": self.evaluator.protocol()})
+        self._commit(server, {}, {})
+        return server
+
+    def _resume(self) -> Server | None:
+        last = self.store.last()
+        if last is None:
+            self.journal.cut(0)
+            return None
+        data, info = last
+        self.journal.cut(info["events"])
+        return Server.from_bytes(data, info)
+
+    def _round(self, server: Server) -> Server:
+        setup, start, t = self.setup, time.perf_counter(), server.round
+        clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
+        cohort = [self._participant(client, t) for client in clients]
+        view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity) for who in cohort})
+        answers = self._ask(server, view, cohort)
+        replies = answers.replies
+        self._check_quorum(t, len(cohort), len(replies), answers.failures)
+        tensors, optimizer = self._step(server, view, replies)
+        macs = round(sum(self.evaluator.macs(r.capacity) * r.samples for r in replies) * setup.training.epochs)
+        cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
+        totals = {key: server.totals[key] + value for key, value in cost.items()}
+        totals["failures"] = server.totals["failures"] + len(answers.failures)
+        new = Server(t + 1, tensors, optimizer, totals)
+        event = {
+            "event": "round",
+            "round": t + 1,
+            "cohort": clients,
+            "capacities": [who.capacity for who in cohort],
+            "loss": sum(report["loss"] for report in answers.reports) / len(replies),
+            **cost,
+            "totals": totals,
+            "failures": [{"client": failure.client, "reason": failure.reason} for failure in answers.failures],
+            **self.evaluator.links(answers.bytes_down, answers.bytes_up, answers.busy, len(cohort)),
+        }
+        self.evaluator.add(event, new, answers.reports, answers.states)
+        event["seconds"] = time.perf_counter() - start
+        self._note(event)
+        self._commit(new, answers.states, setup.method.remember(replies))
+        return new
+
+    def _ask(self, server: Server, view: Tensors, cohort: list[Participant]) -> Answers:
+        """Send the cohort its jobs and sort what comes back; replies are folded in the cohort's order."""
+        asked: dict[int, Asked] = {}
+        outcomes: dict[int, tuple[Reply, dict[str, Any]] | Failure] = {}
+        answers, t = Answers(), server.round
+        for done in self.engine.run(self.setup, self._jobs("train", server, view, cohort, asked)):
+            if done.client not in asked or done.client in outcomes:
+                answers.failures.append(Failure(t, done.client, "was not asked in this round, or answered twice"))
+                continue
+            answers.bytes_up += len(done.reply or b"")
+            answers.busy = max(answers.busy, done.seconds)
+            outcome = outcomes[done.client] = self._accept(done, asked[done.client], t)
+            if not isinstance(outcome, Failure) and done.state is not None:
+                answers.states[done.client] = done.state
+        answers.bytes_down = sum(sent.length for sent in asked.values())
+        for who in cohort:
+            outcome = outcomes.get(who.client, Failure(t, who.client, "did not answer"))
+            if isinstance(outcome, Failure):
+                answers.failures.append(outcome)
+            else:
+                answers.replies.append(outcome[0])
+                answers.reports.append(outcome[1])
+        return answers
+
+    def _step(self, server: Server, view: Tensors, replies: list[Reply]) -> tuple[Tensors, State]:
+        """Aggregate in the server's space; weights take the optimizer's step, buffers the mean."""
+        setup = self.setup
+        counted = [replace(r, samples=1) for r in replies] if setup.optimizer.uniform else replies
+        mean, held = setup.method.aggregate(server.tensors, view, counted, setup.network)
+        names = setup.method.weight_names(setup.network, server.tensors)
+        stepped, state = setup.optimizer.step(
+            {name: server.tensors[name] for name in names},
+            {name: mean[name] for name in names},
+            {name: held[name] for name in names},
+            server.optimizer,
+            replies,
+            self.population,
+        )
+        return {name: stepped.get(name, mean[name]) for name in server.tensors}, state
+
+    # Towards the clients.
+
+    def _participant(self, client: int, round: int) -> Participant:
+        if self.capacities.dynamic:
+            return Participant(client, self.capacities.redraw(self.setup.training.seed, round, client))
+        return Participant(client, self.capacities.levels[self._levels[client]])
+
+    def _jobs(
+        self, kind: str, server: Server, view: Tensors, cohort: list[Participant], asked: dict[int, Asked]
+    ) -> Iterator[Job]:
+        """Write each client's message when the engine is ready for it, noting what was asked."""
+        setup, training = self.setup, self.setup.training
+        held = HeldTensors(self.store, "server")
+        broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
+        for who in cohort:
+            network = setup.network(who.capacity)
+            plan = setup.method.plan(view, who, network, torch_rng(training.seed, "plan", server.round, who.client))
+            down = setup.method.download(view, who, plan, held, server.round)
+            coded = code_down(setup.codec, network, down)
+            extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
+            fields = {"client": who.client, "round": server.round, "capacity": who.capacity}
+            fields["lr"] = training.schedule.rate(training.lr, server.round, self.rounds.rounds)
+            fields["test"] = kind == "train" and self.evaluator.due(server.round + 1)
+            sections = {f"model/{n}": x for n, x in coded.items()} | {f"extra/{n}": x for n, x in extras.items()}
+            message = encode(Message(kind, fields, sections))
+            reference = code_down(setup.codec, network, coded, decode_it=True)
+            asked[who.client] = Asked(who, plan, reference, extras, len(message))
+            yield Job(who.client, message, self.store.read("client", who.client))
+
+    # Back from them.
+
+    def _accept(self, done: Done, asked: Asked, round: int) -> tuple[Reply, dict[str, Any]] | Failure:
+        """Decode and check one reply; whatever is wrong with it costs this client's update only."""
+        if done.reply is None:
+            return Failure(round, done.client, done.failure)
+        try:
+            return self._checked(decode(done.reply), asked, round)
+        except BadMessage as error:
+            return Failure(round, done.client, str(error))
+
+    def _checked(self, message: Message, asked: Asked, round: int) -> tuple[Reply, dict[str, Any]]:
+        setup, who, fields = self.setup, asked.who, message.fields
+        wanted = {"client": who.client, "round": round, "capacity": who.capacity}
+        if message.kind != "trained" or any(fields.get(key) != value for key, value in wanted.items()):
+            got = {key: fields.get(key) for key in wanted}
+            raise BadMessage(f"a {message.kind} reply for {got}, expected a trained one for {wanted}")
+        samples, loss = fields.get("samples"), fields.get("loss")
+        if type(samples) is not int or samples < 1:
+            raise BadMessage(f"samples must be a whole number above 0, got {samples!r}")
+        if type(loss) is not float or not math.isfinite(loss):
+            raise BadMessage(f"the training loss is {loss!r}")
+        model = {n.removeprefix("model/"): x for n, x in message.tensors.items() if n.startswith("model/")}
+        extras = {n.removeprefix("extra/"): x for n, x in message.tensors.items() if n.startswith("extra/")}
+        if len(model) + len(extras) != len(message.tensors):
+            raise BadMessage("tensors belong to neither the model nor the optimizer")
+        reference = weights_of(setup.network(who.capacity), asked.reference)
+        rest = {name: tensor for name, tensor in asked.reference.items() if name not in reference}
+        expect(model, {**rest, **setup.codec.expected_up(reference)}, "upload")
+        expect(extras, setup.optimizer.expected(asked.extras), "optimizer's upload")
+        coded = {name: tensor for name, tensor in model.items() if name not in rest}
+        tensors = {**{name: model[name] for name in rest}, **setup.codec.from_up(coded, reference)}
+        reply = Reply(who.client, who.capacity, samples, asked.plan, asked.reference, tensors, extras)
+        return reply, fields
+
+    def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
+        if answered >= max(1, math.ceil(self.rounds.quorum * asked)):
+            return
+        reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failures[:3])
+        raise QuorumLost(
+            f"round {round + 1}: {answered} of {asked} clients answered well, the quorum is {self.rounds.quorum:g} "
+            f"({reasons}); everything up to round {round} is kept"
+        )
+
+    # What is kept.
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.journal.append(event)
+        self.on_event(event)
+
+    def _commit(self, server: Server, states: dict[int, bytes], remembered: dict[int, Tensors]) -> None:
+        sections = {
+            "client": states,
+            "server": {client: pack(tensors) for client, tensors in remembered.items()},
+        }
+        info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
+        self.store.commit(server.round, sections, server.to_bytes(), info)
+
+    def model(self, server: Server, capacity: float | None = None) -> nn.Module:
+        """Return the server's model as a plain module."""
+        return self.evaluator.deployed(server, capacity or self.capacities.levels[0])
+
+    def client_model(self, server: Server, client: int) -> nn.Module:
+        """Return a client's own model as a plain module."""
+        return self.evaluator.personal(server, self._participant(client, server.round))
+
+
+def weights_sha256(tensors: Tensors) -> str:
+    """Hash tensors in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def private_sha256(store: Store) -> str:
+    """Hash all clients' committed states, in the order of the clients."""
+    digest = hashlib.sha256()
+    for section in ("client", "server"):
+        for client in store.clients(section):
+            digest.update(f"{section}:{client}".encode())
+            digest.update(store.read(section, client) or b"")
+    return digest.hexdigest()

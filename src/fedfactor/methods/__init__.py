@@ -1,0 +1,26 @@
+"""Which tensors go where; one file a method."""
+
+from fedfactor.methods.base import Method, Participant, Phase
+from fedfactor.methods.fedamp import FedAMP
+from fedfactor.methods.fedavg import FedAvg
+from fedfactor.methods.fedhm import FedHM
+from fedfactor.methods.fedpara import FedPara, PFedPara
+from fedfactor.methods.fedper import FedPer
+from fedfactor.methods.heterofl import HeteroFL
+from fedfactor.methods.local import Local
+from fedfactor.methods.low_rank import LowRankMethod
+
+__all__ = [
+    "FedAMP",
+    "FedAvg",
+    "FedHM",
+    "FedPara",
+    "FedPer",
+    "HeteroFL",
+    "Local",
+    "LowRankMethod",
+    "Method",
+    "PFedPara",
+    "Participant",
+    "Phase",
+]

@@ -1,0 +1,167 @@
+"""The hooks of a method, with FedAvg's behaviour as their default.
+
+A method is a map between the server's tensors and each client's, and back. It is a frozen dataclass whose fields are
+its hyper-parameters; its hooks take and return plain dictionaries of tensors and hold no loop over rounds, clients or
+batches. They are listed here in the order in which a round meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.nn import compose
+from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole_plan
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+Networks = Callable[[float], nn.Module]
+"""From a capacity to that network as the run started it: one object a capacity, the same on every machine."""
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A client of this round, as the server knows it."""
+
+    client: int
+    capacity: float
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: how many epochs, and which parameters train."""
+
+    epochs: int
+    trains: Callable[[str], bool] = lambda name: True
+
+
+@dataclass(frozen=True)
+class Method:
+    """Everything is shared and averaged by data: FedAvg (McMahan et al. 2017, Alg. 1)."""
+
+    name: ClassVar[str] = ""
+    space: ClassVar[Literal["slice", "turning", "personal"]] = "slice"
+    """How a client's tensors relate to the server's over rounds: fixed slices, a basis that turns, or a model each."""
+    weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
+    adapts: ClassVar[bool] = False
+    """Whether clients of less capacity get a smaller network; others give everybody the same."""
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether norm statistics are gathered from the clients before a model is used."""
+        return False
+
+    # Server and client: the network and which part of it stays private.
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Return the network that a client of this capacity trains; `build(width)` makes the task's model."""
+        return build(1.0)
+
+    def private(self, name: str) -> bool:
+        """Tell whether a tensor of the network stays on the client."""
+        return False
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """Return the names of the network's tensors that stay on the client."""
+        return {name for name in network.state_dict() if self.private(name)}
+
+    # Server: from its own tensors to a client's.
+
+    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+        """Return the server's tensors before the first round."""
+        network = networks(1.0)
+        tensors = network.state_dict()
+        return {name: tensors[name].clone() for name in self.shared_names(network)}
+
+    def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
+        """Return which of the server's tensors are trained weights; the others are buffers, which are only averaged."""
+        return {name for name, _ in networks(1.0).named_parameters() if name in server}
+
+    def shared_names(self, network: nn.Module) -> list[str]:
+        """Return the names of the network's tensors that are not private."""
+        private = self.private_names(network)
+        return [name for name in network.state_dict() if name not in private]
+
+    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
+        """Return the view of the server's tensors that this round's plans refer to; computed once a round.
+
+        `networks` are those of the capacities that take part.
+        """
+        return server
+
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
+        """Say for every tensor of the client where it lives in the view."""
+        return whole_plan(self.shared_names(network))
+
+    def download(self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], round: int) -> Tensors:
+        """Return what the client gets; `held` is what `remember` stored for each client."""
+        return pull(view, plan)
+
+    # Client.
+
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+        """Fill the network from the download and from what the client kept."""
+        network.load_state_dict({**down, **kept}, strict=True)
+
+    def phases(self, epochs: int) -> list[Phase]:
+        """Return the stretches of local training."""
+        return [Phase(epochs)]
+
+    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Return the loss of a batch, penalties included."""
+        x, y = batch
+        return ctx.task.loss(network(x), y)
+
+    def decays(self, name: str, network: nn.Module) -> bool:
+        """Tell whether weight decay acts on a parameter."""
+        return True
+
+    def keep(self, network: nn.Module) -> Tensors:
+        """Return what stays on the client until its next round."""
+        private = self.private_names(network)
+        return {name: tensor for name, tensor in network.state_dict().items() if name in private}
+
+    # Server: back.
+
+    def weights(self, replies: Sequence[Reply]) -> list[float]:
+        """Return how much each reply counts; only the proportions matter."""
+        return [float(reply.samples) if self.weighting == "samples" else 1.0 for reply in replies]
+
+    def aggregate(
+        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
+    ) -> tuple[Tensors, Held]:
+        """Return the mean in the server's space, and how many clients held each element."""
+        return holders_mean(view, replies, self.weights(replies))
+
+    def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
+        """Return what the server keeps a client (in its store on disk), by client."""
+        return {}
+
+    # Both: the result.
+
+    def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors | None = None) -> nn.Module:
+        """Return a plain module of ordinary layers: the server's model, or with `kept` a client's own.
+
+        `network` is the one for this capacity and is overwritten.
+        """
+        view = self.prepare(server, {capacity: network})
+        plan = self.plan(view, Participant(-1, capacity), network, torch.Generator().manual_seed(0))
+        self.load(network, pull(view, plan), self.keep(network) if kept is None else kept)
+        return compose(network)
+
+    def refuses(self, optimizer: object, codec: object, dynamic: bool) -> str | None:
+        """Return why this method cannot go with an optimizer or codec, or `None`."""
+        stateful = [part for part in (optimizer, codec) if getattr(part, "keeps_state", False)]
+        names = " and ".join(getattr(part, "name", "?") for part in stateful)
+        if stateful and self.space == "turning":
+            return f"{names} keeps tensors on the client, but the basis of {self.name} turns every round"
+        if stateful and self.space == "personal" and optimizer in stateful:
+            return f"{names} corrects drift from one shared model, but {self.name} gives every client its own"
+        if stateful and self.adapts and dynamic:
+            return f"{names} keeps tensors on the client, but with dynamic capacities their sizes change every round"
+        return None

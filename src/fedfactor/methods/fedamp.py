@@ -1,0 +1,86 @@
+"""FedAMP: attentive message passing between personal models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.methods.base import Method, Networks, Participant
+from fedfactor.plan import Held, Plan, Reply, Tensors, pull
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+
+@register("methods", "fedamp", paper="arXiv:2007.03797")
+@dataclass(frozen=True)
+class FedAMP(Method):
+    """The server holds every client's model w_i and sends each client u_i, a mix of the models most like its own.
+
+    xi_ij = alpha A'(||w_i - w_j||^2), A'(d) = exp(-d / sigma) / sigma, xi_ii = 1 - the others; u_i = sum_j xi_ij w_j.
+    The client minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2 from its own w_i, which is what is deployed.
+
+    Definition not re-read in the paper. With large alpha, xi_ii is negative and u_i leaves the convex hull; the
+    gradient at w_i does not depend on alpha, so u_i is never used as a starting point here. Only weights are mixed,
+    batch statistics stay as the client has them. The server's own model is the mean of the latest models, for
+    reference: no client trains it.
+    """
+
+    strength: float = field(default=1.0, metadata=described("lambda"))
+    alpha: float = field(default=1e4, metadata=described("alpha_k of the first rounds"))
+    alpha_decay: float = field(default=0.1, metadata=described("factor on alpha every `alpha_every` rounds"))
+    alpha_every: int = field(default=30, metadata=described("rounds between two decays of alpha"))
+    sigma: float = field(default=100.0, metadata=described("scale of the squared distance"))
+    space: ClassVar[Literal["slice", "turning", "personal"]] = "personal"
+    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+
+    def alpha_of(self, round: int) -> float:
+        """Return alpha_k of a round, counted from 0."""
+        return self.alpha * self.alpha_decay ** (round // self.alpha_every)
+
+    def download(self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], round: int) -> Tensors:
+        """Mix the clients' models for this client: u_i."""
+        if who.client not in held:  # no model of its own yet: it starts where all do
+            return pull(view, plan)
+        own = held[who.client]
+        weights = [name for name, tensor in own.items() if tensor.is_floating_point()]
+        mixed = {name: tensor.clone() for name, tensor in own.items()}
+        for other in sorted(held):
+            if other == who.client:
+                continue
+            theirs = held[other]
+            distance = sum(float((own[name] - theirs[name]).double().square().sum()) for name in weights)
+            attention = self.alpha_of(round) * math.exp(-distance / self.sigma) / self.sigma
+            for name in weights:
+                mixed[name].add_(theirs[name] - own[name], alpha=attention)
+        return mixed
+
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+        """Start from the client's own model."""
+        network.load_state_dict(kept or down, strict=True)
+
+    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Add (lambda / 2 alpha_k) ||w - u_i||^2; squared, and with its gradient."""
+        loss = super().objective(network, batch, ctx)
+        distance = torch.stack([(p - ctx.down[name]).square().sum() for name, p in network.named_parameters()]).sum()
+        return loss + self.strength / (2 * self.alpha_of(ctx.round)) * distance
+
+    def keep(self, network: nn.Module) -> Tensors:
+        """The client keeps its whole model."""
+        return dict(network.state_dict())
+
+    def aggregate(
+        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
+    ) -> tuple[Tensors, Held]:
+        """Take the mean of the models themselves: what came down was another one for each client."""
+        return super().aggregate(server, view, [replace(r, reference=pull(view, r.plan)) for r in replies], networks)
+
+    def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
+        """The server keeps every client's latest model."""
+        return {reply.client: reply.tensors for reply in replies}

@@ -1,0 +1,14 @@
+"""FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedfactor.methods.base import Method
+from fedfactor.registry import register
+
+
+@register("methods", "fedavg", paper="arXiv:1602.05629")
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """One dense model, shared whole and averaged by the clients' number of examples (Alg. 1)."""

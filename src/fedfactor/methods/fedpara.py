@@ -1,0 +1,69 @@
+"""FedPara and pFedPara: Hadamard products of low-rank weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from fedfactor.factor import Hadamard, jacobian_correction
+from fedfactor.factor.base import Scheme
+from fedfactor.methods.low_rank import Factorised
+from fedfactor.nn import composed_once, factor_weights
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+
+@register("methods", "fedpara", paper="arXiv:2108.06098")
+@dataclass(frozen=True)
+class FedPara(Factorised):
+    """W = (X1 Y1^T) * (X2 Y2^T) in every layer; all factors are shared and averaged (Alg. 1, Prop. 1 and 3)."""
+
+    gamma: float = field(default=0.1, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))
+    tanh: bool = field(default=False, metadata=described("tanh on both inner weights (appendix B)"))
+    jacobian: float = field(default=0.0, metadata=described("strength of the Jacobian correction (Eq. 9); 0: none"))
+
+    def scheme(self) -> Scheme:
+        """Return the Hadamard scheme."""
+        return Hadamard(gamma=self.gamma, tanh=self.tanh)
+
+    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Add the Jacobian correction of every layer to the loss (Eq. 9)."""
+        if not self.jacobian:
+            return super().objective(network, batch, ctx)
+        with composed_once(network) as composed:
+            loss = super().objective(network, batch, ctx)
+        gradients = ctx.gradients(loss, composed)
+        layers = factor_weights(network)
+        for name, gradient in gradients.items():
+            layer = layers[name]
+            assert isinstance(layer.scheme, Hadamard)
+            loss = loss + jacobian_correction(
+                layer.scheme, layer.factors, layer.shape, gradient, ctx.lr, strength=self.jacobian
+            )
+        return loss
+
+
+@register("methods", "pfedpara", paper="arXiv:2108.06098")
+@dataclass(frozen=True)
+class PFedPara(Factorised):
+    """W = W1 * (W2 + 1): X1, Y1, T1, biases and norms are shared, X2, Y2, T2 stay on the client (Sec. 2.3, Alg. 2).
+
+    Private factors start equal on all clients, as Algorithm 2 transmits them once at the start.
+    """
+
+    gamma: float = field(default=0.5, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))
+
+    def scheme(self) -> Scheme:
+        """Return the personal Hadamard scheme."""
+        return Hadamard(gamma=self.gamma, personal=True)
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """The second inner factors of every layer."""
+        layers = factor_weights(network)
+        return {
+            f"{layer}.{factor}" for layer in layers for factor in layers[layer].factor_names if factor.endswith("2")
+        }

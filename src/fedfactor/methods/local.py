@@ -1,0 +1,18 @@
+"""Local training: the baseline without a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedfactor.methods.base import Method
+from fedfactor.registry import register
+
+
+@register("methods", "local")
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone, from the same start; nothing is sent."""
+
+    def private(self, name: str) -> bool:
+        """Everything stays on the client."""
+        return True

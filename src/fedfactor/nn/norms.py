@@ -1,0 +1,67 @@
+"""Batch norms without running statistics, and how they get fixed ones afterwards (HeteroFL's static batch norm)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch norms of a model by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def without_statistics(model: nn.Module) -> nn.Module:
+    """Make the batch norms of a model use each batch's own statistics and keep none; changes and returns the model."""
+    for norm in batch_norms(model).values():
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    return model
+
+
+def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
+    """Give batch norms fixed statistics: a (2, channels) tensor of means and variances each; changes the model."""
+    for name, norm in batch_norms(model).items():
+        if name in statistics:
+            mean, variance = statistics[name]
+            norm.track_running_stats = True
+            norm.running_mean, norm.running_var = mean.clone(), variance.clone()
+            norm.num_batches_tracked = torch.ones((), dtype=torch.long, device=mean.device)
+    return model
+
+
+@contextmanager
+def scaled_norm_inputs(model: nn.Module, factor: float) -> Iterator[None]:
+    """Multiply what goes into every norm, for the length of a block (HeteroFL's Scaler)."""
+
+    def scale(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] * factor, *inputs[1:])
+
+    handles = [m.register_forward_pre_hook(scale) for m in model.modules() if isinstance(m, NORMS)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def axis_blocks(model: nn.Module) -> dict[str, int]:
+    """Return, by tensor name, into how many equal parts the first axis falls: gates of recurrent layers, q, k and v."""
+    gates = {nn.LSTM: 4, nn.GRU: 3}
+    found: dict[str, int] = {}
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        parts = next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
+        if parts > 1:
+            found.update(
+                {prefix + key: parts for key, _ in module.named_parameters(recurse=False) if "_hr_" not in key}
+            )
+        elif isinstance(module, nn.MultiheadAttention):
+            found.update({prefix + key: 3 for key in ("in_proj_weight", "in_proj_bias")})
+    return found

@@ -1,0 +1,54 @@
+"""FedAdam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from fedfactor.optimizers.base import Optimizer, State, is_held
+from fedfactor.plan import Held, Reply, Tensors
+from fedfactor.registry import described, register
+
+
+@register("optimizers", "fedadam", paper="arXiv:2003.00295")
+@dataclass(frozen=True)
+class FedAdam(Optimizer):
+    """The server steps by Adam along the mean change of the clients.
+
+    Definition not re-read in the paper: no bias correction, v starts at tau^2. Only weights step; batch statistics are
+    averaged, since Adam could make a variance negative. Elements that nobody held keep value and moments.
+    """
+
+    server_lr: float = field(default=0.01, metadata=described("eta, the server's step"))
+    beta1: float = field(default=0.9, metadata=described("decay of the first moment"))
+    beta2: float = field(default=0.99, metadata=described("decay of the second moment"))
+    tau: float = field(default=1e-3, metadata=described("adaptivity; added to the root of the second moment"))
+
+    def start(self, weights: Tensors) -> State:
+        """m = 0, v = tau^2."""
+        return {
+            "m": {name: torch.zeros_like(weight) for name, weight in weights.items()},
+            "v": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
+        }
+
+    def step(
+        self,
+        server: Tensors,
+        mean: Tensors,
+        held: Held,
+        state: State,
+        replies: Sequence[Reply],
+        population: int,
+    ) -> tuple[Tensors, State]:
+        """m, v <- moments of the mean change; x <- x + eta m / (sqrt v + tau)."""
+        stepped: Tensors = {}
+        m, v = dict(state["m"]), dict(state["v"])
+        for name, x in server.items():
+            change, mask = mean[name] - x, is_held(held[name], x)
+            first = self.beta1 * m[name] + (1 - self.beta1) * change
+            second = self.beta2 * v[name] + (1 - self.beta2) * change**2
+            m[name], v[name] = torch.where(mask, first, m[name]), torch.where(mask, second, v[name])
+            stepped[name] = torch.where(mask, x + self.server_lr * first / (second.sqrt() + self.tau), x)
+        return stepped, {"m": m, "v": v}

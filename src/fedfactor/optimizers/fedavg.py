@@ -1,0 +1,14 @@
+"""Plain averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedfactor.optimizers.base import Optimizer
+from fedfactor.registry import register
+
+
+@register("optimizers", "fedavg", paper="arXiv:1602.05629")
+@dataclass(frozen=True)
+class FedAvgOptimizer(Optimizer):
+    """Clients take SGD steps, the server takes their mean."""

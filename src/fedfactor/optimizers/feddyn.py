@@ -1,0 +1,70 @@
+"""FedDyn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import nn
+
+from fedfactor.optimizers.base import Optimizer, State, is_held
+from fedfactor.plan import Held, Reply, Tensors
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+
+@register("optimizers", "feddyn", paper="arXiv:2111.04263")
+@dataclass(frozen=True)
+class FedDyn(Optimizer):
+    """Clients minimise L_i(w) - <g_i, w> + (alpha / 2) ||w - x||^2; the server corrects its mean by h / alpha.
+
+    Definition not re-read in the paper; the printed bracket is read as the sum of (w_i - x). There is no setting in
+    which this is FedAvg: as alpha goes to 0 the correction stays. A round in which nothing is learnt still moves the
+    server by -h / alpha, unless h is zero.
+    """
+
+    alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, above 0"))
+    keeps_state: ClassVar[bool] = True
+    uniform: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha:g}")
+
+    def start(self, weights: Tensors) -> State:
+        """H starts at zero."""
+        return {"h": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
+
+    def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
+        """Add -g_i + alpha (w - x) to the gradient."""
+        for name, parameter in parameters.items():
+            if name in ctx.down and parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - ctx.down[name], alpha=self.alpha)
+                if name in ctx.state:
+                    parameter.grad.sub_(ctx.state[name])
+
+    def finish(self, shared: Tensors, ctx: Context) -> tuple[Tensors, Tensors]:
+        """g_i <- g_i - alpha (w_i - x)."""
+        trained = [name for name in shared if name in ctx.travel]
+        moved = {name: self.alpha * (shared[name] - ctx.down[name]) for name in trained}
+        return {}, {**ctx.state, **{name: ctx.state.get(name, 0.0) - moved[name] for name in trained}}
+
+    def step(
+        self,
+        server: Tensors,
+        mean: Tensors,
+        held: Held,
+        state: State,
+        replies: Sequence[Reply],
+        population: int,
+    ) -> tuple[Tensors, State]:
+        """h <- h - (alpha / m) sum (w_i - x), m all clients; x <- mean w_i - h / alpha."""
+        stepped, h = {}, {}
+        for name, x in server.items():
+            h[name] = state["h"][name] - self.alpha / population * held[name] * (mean[name] - x)
+            stepped[name] = torch.where(is_held(held[name], x), mean[name] - h[name] / self.alpha, x)
+        return stepped, {"h": h}

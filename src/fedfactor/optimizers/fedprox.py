@@ -1,0 +1,29 @@
+"""FedProx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedfactor.optimizers.base import Optimizer
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+
+@register("optimizers", "fedprox", paper="arXiv:1812.06127")
+@dataclass(frozen=True)
+class FedProx(Optimizer):
+    """Clients minimise f_i(w) + (mu / 2) ||w - w_t||^2 around the model they received."""
+
+    mu: float = field(default=0.1, metadata=described("strength of the proximal term; 0 is FedAvg"))
+
+    def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
+        """Add mu (w - w_t) to the gradient of everything that was received."""
+        for name, parameter in parameters.items():
+            if name in ctx.down and parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - ctx.down[name], alpha=self.mu)

@@ -1,0 +1,166 @@
+"""The map between the server's tensors and one client's, used in both directions.
+
+A plan says for every tensor of a client where it lives on the server: in which tensor, and at which index along each
+axis. `pull` reads a download through it; `holders_mean` averages what came back, element by element over whoever held
+the element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+AxisIndex = int | Tensor | None
+"""Along one axis: everything (`None`), the first n (an int), or the listed positions (a 1-d integer tensor)."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a client's tensor lives on the server."""
+
+    source: str
+    index: tuple[AxisIndex, ...] = ()
+    """One entry an axis; axes beyond it are taken whole."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the client holds the server's tensor entirely."""
+        return all(part is None for part in self.index)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Return the piece of the server's tensor that the client holds."""
+        for axis, part in enumerate(self.index):
+            if isinstance(part, int):
+                tensor = tensor.narrow(axis, 0, part)
+            elif part is not None:
+                tensor = tensor.index_select(axis, part.to(tensor.device))
+        return tensor
+
+    def add(self, into: Tensor, piece: Tensor | float) -> None:
+        """Add a client's piece (or a number to each of its places) to a tensor of the server's size, in place."""
+        if not any(isinstance(part, Tensor) for part in self.index):
+            self.take(into).add_(piece)
+            return
+        # An open mesh of positions addresses the cross product of the axes' indices.
+        axes = [
+            torch.arange(size if part is None else part) if not isinstance(part, Tensor) else part
+            for part, size in zip((*self.index, *[None] * (into.dim() - len(self.index))), into.shape, strict=True)
+        ]
+        mesh = [
+            axis.to(into.device).view([-1 if i == j else 1 for j in range(len(axes))]) for i, axis in enumerate(axes)
+        ]
+        into[tuple(mesh)] += piece
+
+
+Plan = dict[str, Piece]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one accepted client sent back, decoded and validated."""
+
+    client: int
+    capacity: float
+    samples: int
+    plan: Plan
+    reference: Tensors
+    """The download as the client decoded it: changes are measured against this."""
+    tensors: Tensors
+    extras: Tensors
+    """What the optimizer sent along."""
+
+    def changes(self) -> Tensors:
+        """Return what training changed, in the client's space."""
+        return {name: tensor - self.reference[name] for name, tensor in self.tensors.items()}
+
+
+Held = dict[str, Tensor | int]
+"""How many clients held each element of a server tensor; one number where it is the same for all elements."""
+
+
+def pull(view: Tensors, plan: Plan) -> Tensors:
+    """Read a client's tensors off the server's."""
+    return {name: piece.take(view[piece.source]).clone() for name, piece in plan.items()}
+
+
+def whole_plan(names: Iterable[str]) -> Plan:
+    """Plan for a client that holds the named tensors as the server has them."""
+    return {name: Piece(name) for name in names}
+
+
+def holders_mean(view: Tensors, replies: Sequence[Reply], weights: Sequence[float]) -> tuple[Tensors, Held]:
+    """Average the replies element by element over whoever held the element.
+
+    The mean is taken of the changes and added to the view, so that elements nobody held, and clients that did nothing,
+    leave the view exactly as it is.
+    """
+    changes = [reply.changes() for reply in replies]
+    holders: dict[str, list[tuple[Piece, Tensor, float]]] = {}
+    for reply, change, weight in zip(replies, changes, weights, strict=True):
+        for name, piece in reply.plan.items():
+            if name in change:
+                holders.setdefault(piece.source, []).append((piece, change[name], weight))
+    mean, held = dict(view), dict.fromkeys(view, 0)
+    result: Held = dict(held)
+    for source, pieces in holders.items():
+        mean[source], result[source] = _mean_of(view[source], pieces)
+    return mean, result
+
+
+def _mean_of(server: Tensor, pieces: list[tuple[Piece, Tensor, float]]) -> tuple[Tensor, Tensor | int]:
+    exact = server if server.is_floating_point() else server.double()
+    if all(piece.whole for piece, _, _ in pieces):
+        total = sum(weight for _, _, weight in pieces)
+        change = torch.zeros_like(exact)
+        for _, tensor, weight in pieces:
+            change.add_(tensor.to(exact), alpha=weight / total)
+        return _like(server, exact + change), len(pieces)
+    change, mass, count = torch.zeros_like(exact), torch.zeros_like(exact), torch.zeros_like(exact)
+    for piece, tensor, weight in pieces:
+        piece.add(change, tensor.to(exact) * weight)
+        piece.add(mass, weight)
+        piece.add(count, 1.0)
+    return _like(
+        server, torch.where(count > 0, exact + change / mass.where(count > 0, torch.ones_like(mass)), exact)
+    ), count
+
+
+def _like(server: Tensor, mean: Tensor) -> Tensor:
+    """Give a mean the server's type; whole numbers (batch counters) are rounded."""
+    return mean if server.is_floating_point() else mean.round().to(server.dtype)
+
+
+def holders_sum(like: Tensors, plans: Sequence[Plan], pieces: Sequence[Tensors]) -> Tensors:
+    """Add up clients' tensors in the server's space."""
+    total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+    for plan, tensors in zip(plans, pieces, strict=True):
+        for name, tensor in tensors.items():
+            plan[name].add(total[plan[name].source], tensor)
+    return total
+
+
+def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = None) -> Plan:
+    """Plan for a client whose tensors are the leading part of the server's along every axis.
+
+    `blocks` names tensors whose first axis is made of several equal parts (gates, or q, k and v): the leading part of
+    each is taken.
+    """
+    return {
+        name: Piece(name, _leading(name, view[name], tensor, (blocks or {}).get(name, 1)))
+        for name, tensor in client.items()
+    }
+
+
+def _leading(name: str, server: Tensor, client: Tensor, blocks: int) -> tuple[AxisIndex, ...]:
+    if server.dim() != client.dim() or any(c > s for c, s in zip(client.shape, server.shape, strict=True)):
+        raise ValueError(f"{name}: a client's {list(client.shape)} is no part of the server's {list(server.shape)}")
+    index: list[AxisIndex] = [None if c == s else c for c, s in zip(client.shape, server.shape, strict=True)]
+    if blocks > 1 and index and index[0] is not None:
+        part, whole = client.shape[0] // blocks, server.shape[0] // blocks
+        index[0] = torch.cat([torch.arange(part) + block * whole for block in range(blocks)])
+    return tuple(index)

@@ -1,0 +1,108 @@
+"""What a recipe can name: methods, optimizers and codecs, ours and those of installed packages.
+
+Each is a frozen dataclass; its fields are its hyper-parameters. A package adds its own through an entry point in the
+group `fedfactor.methods`, `fedfactor.optimizers` or `fedfactor.codecs`, whose module registers them when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+KINDS = ("methods", "optimizers", "codecs")
+OURS = {"methods": "fedfactor.methods", "optimizers": "fedfactor.optimizers", "codecs": "fedfactor.wire"}
+
+_entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+_loaded: set[str] = set()
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One registered class, described."""
+
+    kind: str
+    name: str
+    cls: type
+    paper: str
+
+    @property
+    def summary(self) -> str:
+        """First paragraph of its docstring, on one line."""
+        return " ".join((self.cls.__doc__ or "").split("\n\n")[0].split())
+
+    def fields(self) -> list[dict[str, Any]]:
+        """Name, type, default and help of every hyper-parameter."""
+        return [
+            {"name": f.name, "type": str(f.type), "default": _default(f), "help": f.metadata.get("help", "")}
+            for f in dataclasses.fields(self.cls)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entry as plain data."""
+        return {
+            "kind": self.kind.removesuffix("s"),
+            "name": self.name,
+            "paper": self.paper,
+            "summary": self.summary,
+            "fields": self.fields(),
+        }
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def described(text: str) -> dict[str, str]:
+    """Metadata for a field: what it means, in words."""
+    return {"help": text}
+
+
+def register(kind: str, name: str, paper: str = "") -> Callable[[Class], Class]:
+    """Class decorator that gives a frozen dataclass a name in a recipe; the class knows it as `name`."""
+
+    def add(cls: Class) -> Class:
+        known = _entries[kind].get(name)
+        if known is not None and known.cls.__qualname__ != cls.__qualname__:
+            raise ValueError(f"{kind.removesuffix('s')} {name!r} is registered already, by {known.cls.__module__}")
+        if not (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+            raise TypeError(f"{cls.__name__} must be a frozen dataclass: its fields are its hyper-parameters")
+        cls.name = name  # type: ignore[attr-defined]
+        _entries[kind][name] = Entry(kind, name, cls, paper)
+        return cls
+
+    return add
+
+
+def entries(kind: str) -> dict[str, Entry]:
+    """Return everything registered of a kind, by name; loads our own and other packages' on first use."""
+    if kind not in _loaded:
+        _loaded.add(kind)
+        importlib.import_module(OURS[kind])
+        for point in entry_points(group=f"fedfactor.{kind}"):
+            point.load()
+    return dict(sorted(_entries[kind].items()))
+
+
+def create(kind: str, name: str, **settings: Any) -> Any:
+    """Build a registered class with the given hyper-parameters; mistakes name what there is."""
+    known = entries(kind)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no {kind.removesuffix('s')} is called {name!r}; {hint}there are {', '.join(known)}")
+    cls = known[name].cls
+    legal = {f.name for f in dataclasses.fields(cls)}
+    for key in settings:
+        if key not in legal:
+            near = difflib.get_close_matches(key, legal, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{name} has no field {key!r}; {hint}it has {', '.join(sorted(legal)) or 'none'}")
+    return cls(**settings)

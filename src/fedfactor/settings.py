@@ -1,0 +1,158 @@
+"""The settings of a run that belong to no method, optimizer or codec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedfactor.rng import numpy_rng
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate changes over rounds."""
+
+    kind: Literal["constant", "exponential", "multistep", "cosine"] = "constant"
+    decay: float = 1.0
+    """Factor a round (exponential) or a milestone (multistep)."""
+    milestones: tuple[int, ...] = ()
+    """Rounds, counted from 0, from which the next factor applies."""
+    floor: float = 0.0
+    """Where the cosine ends."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("constant", "exponential", "multistep", "cosine"):
+            raise ValueError(f"schedule must be constant, exponential, multistep or cosine, got {self.kind!r}")
+
+    def rate(self, lr: float, round: int, rounds: int) -> float:
+        """Return the learning rate of a round, counted from 0."""
+        if self.kind == "exponential":
+            return lr * self.decay**round
+        if self.kind == "multistep":
+            return lr * self.decay ** sum(round >= milestone for milestone in self.milestones)
+        if self.kind == "cosine":
+            return self.floor + (lr - self.floor) * (1 + math.cos(math.pi * round / rounds)) / 2
+        return lr
+
+
+@dataclass(frozen=True)
+class Training:
+    """What every client does in a round, and where."""
+
+    epochs: int = 1
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    """Largest norm of a gradient; 0: no clipping."""
+    schedule: Schedule = Schedule()
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("epochs", 0),
+            ("batch", 1),
+            ("lr", 0),
+            ("momentum", 0),
+            ("weight_decay", 0),
+            ("clip", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as torch knows it."""
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The training type as torch knows it."""
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """Which share of the full model each client can take: levels, how many clients have each, fixed or redrawn."""
+
+    shares: Mapping[float, float] = field(default_factory=lambda: {1.0: 1.0})
+    """From a level in (0, 1] to the share of clients that have it."""
+    dynamic: bool = False
+    """Redrawn for every client in every round."""
+
+    def __post_init__(self) -> None:
+        if not self.shares or any(not 0 < level <= 1 for level in self.shares):
+            raise ValueError(f"capacities must lie in (0, 1], got {list(self.shares)}")
+        if any(share <= 0 for share in self.shares.values()):
+            raise ValueError(f"shares of capacities must be positive, got {list(self.shares.values())}")
+
+    @property
+    def levels(self) -> list[float]:
+        """All levels, largest first."""
+        return sorted(self.shares, reverse=True)
+
+    def assign(self, seed: int, population: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Give every client a level (its position in `levels`) so that the shares hold exactly, in seeded order."""
+        share = np.array([self.shares[level] for level in self.levels])
+        edges = np.rint(np.cumsum(share) / share.sum() * population).astype(np.int64)
+        blocks = np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0))
+        return numpy_rng(seed, "capacity").permutation(blocks)
+
+    def redraw(self, seed: int, round: int, client: int) -> float:
+        """Draw a client's level for one round."""
+        share = np.array([self.shares[level] for level in self.levels])
+        return self.levels[int(numpy_rng(seed, "capacity", round, client).choice(len(share), p=share / share.sum()))]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds there are, who takes part, what is measured, and when a run gives up."""
+
+    rounds: int = 10
+    cohort: int | float = 1.0
+    """Clients a round: a number, or a share of the population."""
+    quorum: float = 0.5
+    """Least share of a cohort that must answer well; below it the run stops."""
+    evaluate_every: int = 1
+    """Rounds between evaluations; the last round is always evaluated. 0: only the last."""
+    evaluate_clients: Literal["none", "selected", "all"] = "selected"
+    """Whose own test data personal models are measured on."""
+    target: float | None = None
+    """Accuracy at which rounds, bytes and operations are noted."""
+    joules_per_byte: float | None = None
+    """Energy of the link; there is no default, since no paper prints one."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0:
+            raise ValueError(f"rounds must be at least 0, got {self.rounds}")
+        if isinstance(self.cohort, float) and not 0 < self.cohort <= 1:
+            raise ValueError(f"a cohort given as a share must lie in (0, 1], got {self.cohort:g}")
+        if isinstance(self.cohort, int) and self.cohort < 1:
+            raise ValueError(f"a cohort must have at least one client, got {self.cohort}")
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"quorum must lie in (0, 1], got {self.quorum:g}")
+
+    def cohort_of(self, seed: int, round: int, population: int) -> list[int]:
+        """Draw the clients of a round; the same for every method."""
+        size = self.cohort if isinstance(self.cohort, int) else max(1, round_half_up(self.cohort * population))
+        if size > population:
+            raise ValueError(f"a cohort of {size} cannot be drawn from {population} clients")
+        drawn = numpy_rng(seed, "cohort", round).choice(population, size=size, replace=False)
+        return [int(client) for client in drawn]
+
+
+def round_half_up(value: float) -> int:
+    """Round to the nearest whole number, halves up."""
+    return math.floor(value + 0.5)

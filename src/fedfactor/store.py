@@ -1,0 +1,197 @@
+"""What a run keeps on disk: the server's checkpoint and the clients' states, committed together or not at all.
+
+States of clients are files named by client and version; a version counts only once a checkpoint names a round at least
+as high, so that a process killed at any moment leaves either the old round or the new one, never a mixture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedfactor.plan import Tensors
+from fedfactor.wire import Message, decode, encode
+
+
+class Store(Protocol):
+    """Client states by client and section, and the server's last commit."""
+
+    def read(self, section: str, client: int) -> bytes | None:
+        """Return the committed state of a client, or `None`."""
+        ...
+
+    def clients(self, section: str) -> list[int]:
+        """Return all clients with a committed state, in ascending order."""
+        ...
+
+    def commit(
+        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
+    ) -> None:
+        """Make a round's outcome the committed one, all at once."""
+        ...
+
+    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the last committed server bytes and info, or `None` before the first commit."""
+        ...
+
+
+class MemoryStore:
+    """A store for runs that leave nothing behind."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[int, bytes]] = {}
+        self._last: tuple[bytes, dict[str, Any]] | None = None
+
+    def read(self, section: str, client: int) -> bytes | None:
+        """Return the state of a client, or `None`."""
+        return self._states.get(section, {}).get(client)
+
+    def clients(self, section: str) -> list[int]:
+        """Return all clients with a state."""
+        return sorted(self._states.get(section, {}))
+
+    def commit(
+        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
+    ) -> None:
+        """Take over a round's outcome."""
+        for section, mine in states.items():
+            self._states.setdefault(section, {}).update(mine)
+        self._last = server, info
+
+    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the last commit."""
+        return self._last
+
+
+class DiskStore:
+    """A store in a directory: `round-N/server.safetensors`, `round-N/info.json`, `current`, `SECTION/xx/CLIENT.N`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        last = self.last()
+        self._version = last[1]["version"] if last else 0
+        self._versions: dict[tuple[str, int], int] = {}
+        for path in directory.glob("*/*/*.*"):
+            client, _, version = path.name.partition(".")
+            key = (path.parent.parent.name, int(client))
+            if not version.isdigit() or int(version) > self._version or int(version) < self._versions.get(key, 0):
+                path.unlink()  # written by a round that was never committed, or overtaken by a later one
+                continue
+            if key in self._versions:
+                self._path(*key, self._versions[key]).unlink()
+            self._versions[key] = int(version)
+
+    def _path(self, section: str, client: int, version: int) -> Path:
+        return self.directory / section / f"{client % 256:02x}" / f"{client}.{version}"
+
+    def read(self, section: str, client: int) -> bytes | None:
+        """Return the committed state of a client, or `None`."""
+        version = self._versions.get((section, client))
+        return None if version is None else self._path(section, client, version).read_bytes()
+
+    def clients(self, section: str) -> list[int]:
+        """Return all clients with a committed state."""
+        return sorted(client for name, client in self._versions if name == section)
+
+    def commit(
+        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
+    ) -> None:
+        """Write the new files, then the pointer that makes them count, then remove what they replace."""
+        for section, mine in states.items():
+            for client, data in mine.items():
+                path = self._path(section, client, version)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(path, data)
+        folder = self.directory / f"round-{version}"
+        folder.mkdir(exist_ok=True)
+        _write(folder / "server.safetensors", server)
+        _write(folder / "info.json", json.dumps({**info, "version": version}).encode())
+        pointer = self.directory / "current.new"
+        _write(pointer, folder.name.encode())
+        pointer.replace(self.directory / "current")
+        self._forget(version, states)
+
+    def _forget(self, version: int, states: Mapping[str, Mapping[int, bytes]]) -> None:
+        for section, mine in states.items():
+            for client in mine:
+                old = self._versions.get((section, client))
+                if old is not None and old != version:
+                    self._path(section, client, old).unlink(missing_ok=True)
+                self._versions[section, client] = version
+        self._version = version
+        for folder in self.directory.glob("round-*"):
+            if folder.name != f"round-{version}":
+                shutil.rmtree(folder)
+
+    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the last commit."""
+        pointer = self.directory / "current"
+        if not pointer.exists():
+            return None
+        folder = self.directory / pointer.read_text()
+        return (folder / "server.safetensors").read_bytes(), json.loads((folder / "info.json").read_text())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class HeldTensors(Mapping[int, Tensors]):
+    """Read-only view of one section of a store as tensors by client; reads from disk when asked, keeps nothing."""
+
+    def __init__(self, store: Store, section: str) -> None:
+        self._store, self._section = store, section
+        self._clients = set(store.clients(section))
+
+    def __getitem__(self, client: int) -> Tensors:
+        data = self._store.read(self._section, client)
+        if data is None:
+            raise KeyError(client)
+        return decode(data).tensors
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._clients))
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def pack(tensors: Tensors) -> bytes:
+    """Write tensors as the bytes a store keeps."""
+    return encode(Message("state", {}, tensors))
+
+
+class Journal:
+    """The events of a run, in memory and, with a path, as a file of one JSON object a line that is only appended to."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.events: list[dict[str, Any]] = []
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Add an event."""
+        self.events.append(event)
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(event) + "\n")
+
+    def cut(self, count: int) -> None:
+        """Read back the first `count` events and drop what a killed process wrote after its last commit."""
+        if self.path is not None:
+            lines = self.path.read_text().splitlines(keepends=True)[:count] if self.path.exists() else []
+            self.path.write_text("".join(lines))
+            self.events = [json.loads(line) for line in lines]
+        if len(self.events) != count:
+            raise ValueError(f"{self.path} holds {len(self.events)} events, but the last commit knows of {count}")

@@ -1,0 +1,18 @@
+"""Messages, their bytes, and the codecs that make them smaller."""
+
+from fedfactor.wire.codecs import Codec, FedPAQ, Float16, Float32, Int8, TopK
+from fedfactor.wire.message import BadMessage, Message, decode, encode, expect
+
+__all__ = [
+    "BadMessage",
+    "Codec",
+    "FedPAQ",
+    "Float16",
+    "Float32",
+    "Int8",
+    "Message",
+    "TopK",
+    "decode",
+    "encode",
+    "expect",
+]

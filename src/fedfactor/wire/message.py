@@ -1,0 +1,187 @@
+"""Messages and their bytes: the safetensors format, written without copies and read with suspicion.
+
+A message is a kind, a few plain fields and named tensors. Its bytes are a safetensors file (eight bytes of header
+length, a JSON header, the tensors one after another), so any safetensors reader opens them. The decoder takes bytes
+from anywhere: it answers with a message or with `BadMessage`, and its tensors are views of the bytes given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfactor.plan import Tensors
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FORMAT = "1"
+LONGEST_HEADER = 1 << 24
+MOST_AXES = 16
+
+
+class BadMessage(ValueError):
+    """Bytes that are not a message, or not the one expected; the text says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A kind, plain fields (whatever JSON holds) and named tensors."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
+
+
+def encode(message: Message) -> bytes:
+    """Write a message as bytes; equal messages give equal bytes."""
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "fedfactor": FORMAT,
+            "kind": message.kind,
+            "fields": json.dumps(message.fields, sort_keys=True, separators=(",", ":")),
+        }
+    }
+    views, position = [], 0
+    for name in sorted(message.tensors):
+        tensor = message.tensors[name].detach().cpu().contiguous()
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + size],
+        }
+        position += size
+        views.append(_raw(tensor))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
+    return b"".join([len(text).to_bytes(8, "little"), text, *views])
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
+    # Torch cannot keep a tensor read-only, so bytes that nobody may write to are copied once.
+    buffer = memoryview(bytearray(data) if memoryview(data).readonly else data).cast("B")
+    if len(buffer) < 8:
+        raise BadMessage(f"{len(buffer)} bytes are too few for a message")
+    length = int.from_bytes(buffer[:8], "little")
+    if length > min(LONGEST_HEADER, len(buffer) - 8):
+        raise BadMessage(f"header of {length} bytes does not fit a message of {len(buffer)}")
+    header = _parse(bytes(buffer[8 : 8 + length]))
+    metadata = header.pop("__metadata__", None)
+    if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:
+        raise BadMessage("not a message of this library, or of another version of its format")
+    kind, text = metadata.get("kind"), metadata.get("fields")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise BadMessage("the header lacks kind or fields")
+    fields = _parse(text.encode())
+    return Message(kind, fields, _tensors(header, buffer[8 + length :]))
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise BadMessage("the header names something twice")
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique)
+    except BadMessage:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"header is not JSON: {type(error).__name__}") from error
+    if not isinstance(parsed, dict):
+        raise BadMessage("header is not a JSON object")
+    return parsed
+
+
+def _tensors(header: dict[str, Any], body: memoryview) -> Tensors:
+    """Read the tensors, which must fill the body exactly, one after another."""
+    entries = [(*_entry(name, entry), name) for name, entry in header.items()]
+    entries.sort(key=lambda entry: entry[0])
+    tensors, position = {}, 0
+    for begin, end, dtype, shape, name in entries:
+        if begin != position or end > len(body):
+            raise BadMessage(f"tensor {name!r} lies at bytes {begin} to {end}, expected to start at {position}")
+        tensors[name] = _view(body[begin:end], dtype, shape)
+        position = end
+    if position != len(body):
+        raise BadMessage(f"{len(body) - position} bytes belong to no tensor")
+    return tensors
+
+
+def _entry(name: str, entry: object) -> tuple[int, int, torch.dtype, list[int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise BadMessage(f"tensor {name!r} is not described by dtype, shape and data_offsets")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise BadMessage(f"tensor {name!r} has an unknown dtype")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _whole(shape) or len(shape) > MOST_AXES or not _whole(offsets) or len(offsets) != 2:
+        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise BadMessage(f"tensor {name!r} of shape {shape} does not fill bytes {begin} to {end}")
+    return begin, end, dtype, shape
+
+
+def _whole(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
+
+
+def _view(data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    raw = torch.frombuffer(data, dtype=torch.uint8)
+    if dtype is torch.bool and int(raw.max()) > 1:
+        raise BadMessage("a boolean tensor holds something other than 0 and 1")
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype).view(shape)
+
+
+def expect(tensors: Tensors, like: Tensors, what: str) -> None:
+    """Check that `tensors` has exactly the names, shapes and dtypes of `like`, and only finite numbers."""
+    if tensors.keys() != like.keys():
+        missing, foreign = sorted(like.keys() - tensors.keys()), sorted(tensors.keys() - like.keys())
+        raise BadMessage(f"{what}: missing {_some(missing)}, unexpected {_some(foreign)}")
+    for name, tensor in tensors.items():
+        wanted = like[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            raise BadMessage(
+                f"{what}: {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
+            )
+        if not finite(tensor):
+            raise BadMessage(f"{what}: {name!r} holds NaN or infinity")
+
+
+def finite(tensor: Tensor) -> bool:
+    """Tell whether all entries are finite; a sum is far faster than a look at each, and settles nearly all cases."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return "nothing" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

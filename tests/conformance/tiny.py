@@ -1,0 +1,102 @@
+"""The smallest federation that has everything: convolutions, batch norms, a head, widths, uneven clients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fedfactor
+from fedfactor.client import Setup
+from fedfactor.data import digits
+from fedfactor.engines import Done, Inline, Job
+from fedfactor.registry import create, entries
+from fedfactor.simulation import Result
+from fedfactor.task import FederatedData
+
+METHODS = list(entries("methods"))
+OPTIMIZERS = list(entries("optimizers"))
+CODECS = list(entries("codecs"))
+
+LEVELS = {1.0: 0.5, 0.5: 0.5}
+
+
+class Tiny(nn.Module):
+    """Two convolutions with batch norm, a hidden layer and a classifier called `fc`."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        a, b, c = int(8 * width), int(16 * width), int(32 * width)
+        self.conv1, self.bn1 = nn.Conv2d(1, a, 3, padding=1), nn.BatchNorm2d(a)
+        self.conv2, self.bn2 = nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(b)
+        self.hidden, self.fc = nn.Linear(b * 16, c), nn.Linear(c, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.bn2(self.conv2(x)).relu()
+        return self.fc(self.hidden(x.flatten(1)).relu())
+
+
+@functools.cache
+def data(even: bool = True) -> FederatedData:
+    """Six clients of 40 digits each (uneven: 20 to 60)."""
+    whole = digits(clients=1, seed=3)
+    where = whole.train_of[0]
+    edges = [0, 40, 80, 120, 160, 200, 240] if even else [0, 20, 60, 120, 150, 205, 240]
+    parts = [where[a:b] for a, b in itertools.pairwise(edges)]
+    assert whole.central is not None
+    own = [torch.arange(20) + 20 * client for client in range(6)]
+    return FederatedData(whole.train, parts, whole.central, own)
+
+
+def run(method: Any = "fedavg", **settings: Any) -> Result:
+    """Run two rounds of three out of six clients; every setting can be changed."""
+    chosen: dict[str, Any] = {
+        "rounds": 2, "cohort": 3, "epochs": 1, "batch": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
+    }  # fmt: skip
+    chosen.update(settings)
+    return fedfactor.simulate(chosen.pop("model", Tiny), chosen.pop("data", data()), method=method, **chosen)
+
+
+def refusal(method: str, optimizer: str, codec: str, dynamic: bool = False) -> str | None:
+    """Return why a combination is refused, or `None`."""
+    reason = create("methods", method).refuses(create("optimizers", optimizer), create("codecs", codec), dynamic)
+    assert reason is None or isinstance(reason, str)
+    return reason
+
+
+class Tampering(Inline):
+    """An engine in which one client's replies go through a function on their way back."""
+
+    def __init__(self, client: int, change: Any) -> None:
+        object.__setattr__(self, "client", client)
+        object.__setattr__(self, "change", change)
+
+    def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+        for done in super().run(setup, jobs):
+            if done.client == self.client:  # type: ignore[attr-defined]
+                done = self.change(done)  # type: ignore[attr-defined]
+            if done is not None:
+                yield done
+
+
+class Recording(Inline):
+    """An engine that keeps every message that went by."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "down", [])
+        object.__setattr__(self, "up", [])
+
+    def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+        def seen(jobs: Iterable[Job]) -> Iterator[Job]:
+            for job in jobs:
+                self.down.append(job.message)  # type: ignore[attr-defined]
+                yield job
+
+        for done in super().run(setup, seen(jobs)):
+            self.up.append(done.reply)  # type: ignore[attr-defined]
+            yield done
