@@ -95,7 +95,7 @@ def test_ranks_of_vgg16_at_512_channels() -> None:
     ranks = [Hadamard(gamma=tenths / 10).rank_of(shape) for tenths in range(1, 10)]
     assert ranks == [52, 80, 109, 137, 166, 195, 223, 252, 280]
     assert Hadamard(gamma=0).rank_of(shape) == 23
-    # From 12 to 77, 0.1 and 0.3 of the way are 18.5 and 31.5: half to even, though floating point says 31.4999.
+    # From 12 to 77, 0.1 and 0.3 of the way are 18.5 and 31.5 (in floating point 31.4999): half to even.
     ties = [Hadamard(gamma=gamma).rank_of(WeightShape(128, 128, (3, 3))) for gamma in (0.1, 0.3)]
     assert ties == [18, 32]
 
@@ -207,6 +207,44 @@ def test_first_and_second_derivatives(shape: WeightShape, options: dict[str, boo
     assert torch.autograd.gradgradcheck(compose, values)
 
 
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@pytest.mark.parametrize("shape", [WeightShape(6, 5), WeightShape(4, 6, (3,)), WeightShape(6, 4, (2, 2))], ids=str)
+def test_gradients_in_every_way_of_asking(shape: WeightShape, options: dict[str, bool]) -> None:
+    """Once, again through a kept graph, through torch.func, with a part frozen: always those of the definition."""
+    scheme = Hadamard(rank=3, **options)
+    factors = {name: factor.requires_grad_() for name, factor in draw(scheme, shape).items()}
+    gradient = torch.randn(shape.size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    one, two = (scheme.inner(factors, shape, which) for which in (1, 2))
+    if scheme.tanh:
+        one, two = one.tanh(), two.tanh()
+    expected = one * (two + 1 if scheme.personal else two)
+    wanted = torch.autograd.grad(expected, list(factors.values()), gradient)
+    weight = scheme.compose(factors, shape)
+    torch.testing.assert_close(weight, expected)
+    for kept in (True, False):
+        found = torch.autograd.grad(weight, list(factors.values()), gradient, retain_graph=kept)
+        torch.testing.assert_close(found, wanted)
+    detached = {name: factor.detach() for name, factor in factors.items()}
+    for grad_mode in (True, False):
+        with torch.set_grad_enabled(grad_mode):
+            _, pull_back = torch.func.vjp(lambda values: scheme.compose(values, shape), detached)  # type: ignore[misc]
+            for _ in range(2):
+                torch.testing.assert_close(tuple(pull_back(gradient)[0].values()), wanted)
+    frozen = {name: factor.detach() if name == "y1" else factor for name, factor in factors.items()}
+    (found_x1,) = torch.autograd.grad(scheme.compose(frozen, shape), [factors["x1"]], gradient)
+    torch.testing.assert_close(found_x1, wanted[0])
+
+
+def test_lower_precision_under_autocast() -> None:
+    shape, scheme = WeightShape(32, 32, (3, 3)), Hadamard(gamma=0.5)
+    factors = {name: factor.requires_grad_() for name, factor in scheme.init(shape).items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weight = scheme.compose(factors, shape)
+    assert weight.dtype is torch.bfloat16
+    weight.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    assert all(factor.grad is not None and factor.grad.dtype is torch.float32 for factor in factors.values())
+
+
 @pytest.mark.parametrize("pixels", [(2, 2), (5, 4), (9, 9)])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("sides", [(32, 16), (16, 32)])
@@ -251,7 +289,7 @@ def test_jacobian_correction_by_hand() -> None:
     """J_W = [[1, 0], [0, 0]], eta = 0.1: only the first rows of X and Y move.
 
     J_W1 = J_W * W2 has one entry, 1 * 1; so J_X1 = (3, 0), J_Y1 = (1, 0). J_W2 has one, 1 * 3; so
-    J_X2 = (3, 0), J_Y2 = (3, 0). Stepped: X1 = (0.7, 2), Y1 = (2.9, 4), X2 = (0.7, 0.5), Y2 = (0.7, -1), hence
+    J_X2 = (3, 0), J_Y2 = (3, 0). Stepped: X1 = (0.7, 2), Y1 = (2.9, 4), X2 = (0.7, 0.5), Y2 = (0.7, -1), so
     W1' = [[2.03, 2.8], [5.8, 8]], W2' = [[0.49, -0.7], [0.35, -0.5]], W' = [[0.9947, -1.96], [2.03, -4]],
     while W - eta J_W = [[2.9, -4], [3, -4]].
     """

@@ -5,21 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor.base import (
-    ConvGeometry,
-    Factors,
-    Scheme,
-    Unfit,
-    WeightShape,
-    check_range,
-    normal,
-)
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, normal
 
 TANH_REACH = 2.0
 """Largest standard deviation drawn before a tanh: beyond it most entries sit where tanh has no slope left."""
@@ -126,14 +118,20 @@ class Hadamard(Scheme):
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Multiply out; kernels come in torch's channels-last layout, as views of the product."""
-        first, second = (self._inner_matrix(factors, shape, which) for which in (1, 2))
-        if self.tanh:
-            first, second = first.tanh(), second.tanh()
-        return self._as_weight(first * (second + 1 if self.personal else second), shape)
+        operands = (*self._operands(factors, shape, 1), *self._operands(factors, shape, 2))
+        shift = 1.0 if self.personal else 0.0
+        on_cpu = operands[0].device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        if on_cpu and torch.is_grad_enabled():
+            product: Tensor = _Product.apply(*operands, self.tanh, shift)[0]  # type: ignore[no-untyped-call]
+        else:
+            first, second = _sides_of_product(*operands, self.tanh, shift)
+            product = first * second
+        return self._as_weight(product, shape)
 
     def inner(self, factors: Factors, shape: WeightShape, which: Literal[1, 2]) -> Tensor:
         """Return W1 or W2, of size `shape.size`: before any tanh, and without pFedPara's + 1."""
-        return self._as_weight(self._inner_matrix(factors, shape, which), shape)
+        left, right = self._operands(factors, shape, which)
+        return self._as_weight(left @ right, shape)
 
     def forward(
         self,
@@ -190,23 +188,83 @@ class Hadamard(Scheme):
         area = shape.area
         return (math.isqrt(sides * sides + 2 * area * parameters) - sides) // (2 * area)
 
-    def _inner_matrix(self, factors: Factors, shape: WeightShape, which: int) -> Tensor:
-        """Return Wj as the matrix (O, k k I), or (O, I k k) with `reshape`."""
+    def _operands(self, factors: Factors, shape: WeightShape, which: int) -> tuple[Tensor, Tensor]:
+        """Return two matrices whose product is Wj, row by row; the core goes to the side where that costs less.
+
+        (O, r) and (r, k k I), or (O k k, r) and (r, I); without a core (O, r) and (r, columns).
+        """
         x, y = factors[f"x{which}"], factors[f"y{which}"]
         if not self._has_core(shape):
-            return x @ y.mT
-        # The copies are small, and products of the backward pass up to 30 % faster for them: autograd gives a
-        # gradient its operand's layout, which here puts the small operand on the left.
-        core, y_t = factors[f"t{which}"], y.mT.contiguous()
+            return x, y.mT
+        core = factors[f"t{which}"]
         r = core.shape[0]
         if shape.inp <= shape.out:
-            return x.mT.contiguous().mT @ (core.reshape(-1, r) @ y_t).view(r, -1)
-        return ((x @ core.flatten(1)).view(-1, r) @ y_t).view(shape.out, -1)
+            return x, (core.reshape(-1, r) @ y.mT).view(r, -1)
+        return (x @ core.flatten(1)).view(-1, r), y.mT
 
     def _as_weight(self, matrix: Tensor, shape: WeightShape) -> Tensor:
         if self._has_core(shape):
             return matrix.view(shape.out, shape.area, shape.inp).mT.view(shape.size)
         return matrix.view(shape.size)
+
+
+def _sides_of_product(
+    left1: Tensor, right1: Tensor, left2: Tensor, right2: Tensor, tanh: bool, shift: float
+) -> tuple[Tensor, Tensor]:
+    """Return the two matrices that are multiplied entry by entry: (tanh of) W1, and (tanh of) W2 + shift."""
+    first, second = left1 @ right1, left2 @ right2
+    if tanh:
+        first, second = first.tanh(), second.tanh()
+    return first, second + shift if shift else second
+
+
+class _Product(torch.autograd.Function):
+    """W1 * W2 of `_sides_of_product`, returned with both sides.
+
+    Autograd's own backward pass would do. This one is faster on a CPU in two ways: it works in the memory of the
+    inner weights, where fresh memory of that size costs the system as much time as the product; and it takes all
+    products with the small matrix on the left, which is up to 30 % faster. Where the gradient is to be
+    differentiated, or asked for twice, the inner weights are computed anew.
+    """
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        first, second = _sides_of_product(*inputs)
+        return first * second, first, second
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *operands, ctx.tanh, ctx.shift = inputs
+        ctx.save_for_backward(*operands)
+        ctx.sides = output[1:]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 6
+        left1, right1, left2, right2 = ctx.saved_tensors
+        with_graph = torch.is_grad_enabled()
+        sides, ctx.sides = ctx.sides, None
+        if with_graph or sides is None:
+            sides = _sides_of_product(left1, right1, left2, right2, ctx.tanh, ctx.shift)
+        first, second = sides
+        if ctx.tanh:
+            grads = (grad * second * (1 - first * first), grad * first * (1 - second * second))
+        elif with_graph:
+            grads = (grad * second, grad * first)
+        else:
+            grads = (second.mul_(grad), first.mul_(grad))
+        needs = ctx.needs_input_grad
+        return (
+            (right1 @ grads[0].mT).mT if needs[0] else None,
+            left1.mT @ grads[0] if needs[1] else None,
+            (right2 @ grads[1].mT).mT if needs[2] else None,
+            left2.mT @ grads[1] if needs[3] else None,
+            None,
+            None,
+        )
 
 
 def jacobian_correction(
