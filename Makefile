@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/fedfactor tables
+	$(BIN)/python examples/digits.py
 
 # Two processes, one torch thread each: the same split the engines use.
 test: $(READY)

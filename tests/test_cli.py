@@ -40,3 +40,14 @@ def test_tables_as_json_and_as_text() -> None:
     fields = {"paper", "table", "row", "quantity", "ours", "printed", "relative_error", "verdict", "note"}
     assert rows and all(set(row) == fields for row in rows)
     assert "feddecomp" in fedfactor("tables", "--paper", "feddecomp").stdout.lower()
+
+
+def test_methods_lists_everything_with_paper_and_fields() -> None:
+    rows = json.loads(fedfactor("methods", "--json").stdout)
+    by_name = {(row["kind"], row["name"]): row for row in rows}
+    fedpara = by_name["method", "fedpara"]
+    assert fedpara["paper"] == "arXiv:2108.06098"
+    assert {field["name"] for field in fedpara["fields"]} == {"dense", "gamma", "tanh", "jacobian"}
+    assert all(field["help"] for row in rows for field in row["fields"])
+    assert {kind for kind, _ in by_name} == {"method", "optimizer", "codec"}
+    assert "fedpara" in fedfactor("methods").stdout

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from fedfactor import __version__
 
@@ -50,6 +51,25 @@ def tables(
         print(json.dumps([row.as_dict() for row in rows], indent=1))
     else:
         console.print(render(rows))
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array of entries instead of tables.")] = False,
+) -> None:
+    """List every method, optimizer and codec with its paper and its fields."""
+    from fedfactor.registry import KINDS, entries
+
+    found = {kind: entries(kind) for kind in KINDS}
+    if as_json:
+        print(json.dumps([entry.as_dict() for kind in KINDS for entry in found[kind].values()], indent=1))
+        return
+    for kind, known in found.items():
+        table = Table("name", "what it is", "fields", "paper", title=kind, title_justify="left", show_lines=True)
+        for entry in known.values():
+            lines = [f"{field['name']} = {field['default']}: {field['help']}" for field in entry.fields()]
+            table.add_row(entry.name, escape(entry.summary), escape("\n".join(lines)), entry.paper)
+        console.print(table)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import math
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -57,7 +58,8 @@ class Entry:
 def _default(item: dataclasses.Field[Any]) -> Any:
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
-    return item.default
+    # JSON has no infinity; TOML writes it like this.
+    return "inf" if item.default == math.inf else item.default
 
 
 def described(text: str) -> dict[str, str]:

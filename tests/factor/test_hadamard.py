@@ -164,6 +164,8 @@ def test_settings_out_of_range_name_the_range() -> None:
 def test_small_weights_stay_dense() -> None:
     with pytest.raises(Unfit, match="inner rank 4, but beyond rank 2"):
         Hadamard(gamma=0.5).shapes(WeightShape(10, 10))
+    with pytest.raises(Unfit, match="with 3 channels on one side no inner rank lets the kernel reach its full rank 27"):
+        Hadamard(gamma=1.0).rank_of(WeightShape(64, 3, (3, 3)))
     with pytest.raises(Unfit, match="even rank 1"):
         Hadamard(ratio=0.5).shapes(WeightShape(3, 3))
     with pytest.raises(Unfit, match="no closed form"):

@@ -68,6 +68,9 @@ class Hadamard(Scheme):
             # The product's last bits must not cost a parameter.
             return min(max(1, self._rank_within(shape, math.floor(round(self.ratio * shape.numel, 6)))), most)
         check_range("gamma", self.gamma, 0, 1)
+        full = min(shape.out, shape.fan_in)
+        if most * most < full:
+            raise Unfit(f"with {most} channels on one side no inner rank lets the kernel reach its full rank {full}")
         # ceil(sqrt n) in whole numbers.
         smallest = math.isqrt(most - 1) + 1
         if largest < smallest:
