@@ -148,7 +148,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             continue
         sgd = _sgd(setup, network, parameters, ctx.lr)
         pull, travel = 0.0, 0.0
-        for batch in batches(examples, phase.epochs, training.batch, rng, training.torch_device):
+        for batch in batches(examples, phase.epochs, training, rng):
             loss = setup.method.objective(network, batch, ctx)
             sgd.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -187,17 +187,17 @@ def _sgd(setup: Setup, network: nn.Module, parameters: dict[str, nn.Parameter], 
     return torch.optim.SGD(options, lr=lr, momentum=training.momentum, fused=True)
 
 
-def batches(
-    examples: Examples, epochs: int, size: int, rng: torch.Generator, device: torch.device
-) -> Iterator[Examples]:
+def batches(examples: Examples, epochs: int, training: Training, rng: torch.Generator) -> Iterator[Examples]:
     """Yield shuffled batches; a last batch of one joins the one before, since batch norms cannot train on it."""
     inputs, targets = examples
+    device, size = training.torch_device, training.batch
+    dtype = training.torch_dtype if inputs.is_floating_point() else inputs.dtype
     for _ in range(epochs):
         order = list(torch.split(torch.randperm(len(targets), generator=rng), size))
         if len(order) > 1 and len(order[-1]) == 1:
             order[-2:] = [torch.cat(order[-2:])]
         for where in order:
-            yield inputs[where].to(device), targets[where].to(device)
+            yield inputs[where].to(device, dtype), targets[where].to(device)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
@@ -229,7 +229,7 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> byte
     rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
     network.train()
     with torch.no_grad():
-        for x, _ in batches(examples, 1, setup.training.batch, rng, setup.training.torch_device):
+        for x, _ in batches(examples, 1, setup.training, rng):
             network(x)
     for handle in handles:
         handle.remove()

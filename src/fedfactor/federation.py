@@ -17,7 +17,7 @@ from fedfactor.engines.base import Done, Engine, Job
 from fedfactor.engines.inline import Inline
 from fedfactor.evaluation import Evaluator
 from fedfactor.methods.base import Participant
-from fedfactor.optimizers.base import State
+from fedfactor.optimizers.base import State, Step
 from fedfactor.plan import Plan, Reply, Tensors, pull
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
@@ -215,7 +215,7 @@ class Federation:
         counted = [replace(r, samples=1) for r in replies] if setup.optimizer.uniform else replies
         mean, held = setup.method.aggregate(server.tensors, view, counted, setup.network)
         names = setup.method.weight_names(setup.network, server.tensors)
-        stepped, state = setup.optimizer.step(
+        step = Step(
             {name: server.tensors[name] for name in names},
             {name: mean[name] for name in names},
             {name: held[name] for name in names},
@@ -223,6 +223,7 @@ class Federation:
             replies,
             self.population,
         )
+        stepped, state = setup.optimizer.step(step)
         return {name: stepped.get(name, mean[name]) for name in server.tensors}, state
 
     # Towards the clients.

@@ -40,7 +40,12 @@ class Entry:
     def fields(self) -> list[dict[str, Any]]:
         """Name, type, default and help of every hyper-parameter."""
         return [
-            {"name": f.name, "type": str(f.type), "default": _default(f), "help": f.metadata.get("help", "")}
+            {
+                "name": f.name,
+                "type": f.type if isinstance(f.type, str) else f.type.__name__,
+                "default": _default(f),
+                "help": f.metadata.get("help", ""),
+            }
             for f in dataclasses.fields(self.cls)
         ]
 

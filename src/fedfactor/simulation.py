@@ -59,6 +59,27 @@ class Result:
             "private_sha256": private_sha256(self.federation.store),
         }
 
+    def __str__(self) -> str:
+        """What was measured, how, and what it cost, as a few lines of text."""
+        found, protocol = self.summary, self.history[0]["protocol"]
+        lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
+        for key, meaning in MEASURED.items():
+            if key in found:
+                score = found[key]
+                best = f"best {score['best']:.4f} in round {score['best_round']}"
+                lines.append(f"{key}: accuracy {score['final']:.4f} ({best}); {protocol[meaning]}")
+        totals = found["totals"]
+        if totals:
+            lines.append(
+                f"bytes up {totals['bytes_up']:,}, bytes down {totals['bytes_down']:,}; MACs {totals['macs']:,}"
+            )
+            lines.append(f"failures {totals['failures']:,}")
+        return "\n".join(lines)
+
+
+MEASURED = {"global": "global", "all": "clients", "selected_before": "clients", "selected_after": "clients"}
+"""Which line of the protocol explains a measurement."""
+
 
 def simulate(
     model: nn.Module | Callable[..., nn.Module],

@@ -94,11 +94,12 @@ class Task:
         """Measure accuracy and loss (language: perplexity too) of a model as it is deployed."""
         was_training = model.training
         model.eval()
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        first = next(iter(model.parameters()), torch.zeros(()))
+        dtype = first.dtype if examples[0].is_floating_point() else examples[0].dtype
         right, loss, count = 0, 0.0, len(examples[1])
         with torch.inference_mode():
             for x, y in zip(torch.split(examples[0], batch), torch.split(examples[1], batch), strict=True):
-                outputs, targets = model(x.to(device)), y.to(device)
+                outputs, targets = model(x.to(first.device, dtype)), y.to(first.device)
                 right += int(self.correct(outputs, targets))
                 loss += float(self.loss(outputs, targets)) * len(y)
         model.train(was_training)

@@ -19,6 +19,7 @@ import fedfactor
 from fedfactor.client import Context
 from fedfactor.methods import FedAMP, Method
 from fedfactor.optimizers import FedAdam, FedDyn, FedProx, Optimizer, Scaffold
+from fedfactor.optimizers.base import Step
 from fedfactor.simulation import Result
 from fedfactor.task import FederatedData
 
@@ -109,6 +110,10 @@ def test_scaffold_two_rounds_so_that_the_control_variates_act() -> None:
     assert float(two.server.optimizer["c"]["x"]) == pytest.approx(0.3425, abs=5e-5)
 
 
+def test_the_servers_step_scales_the_mean_change_and_not_the_model() -> None:
+    assert x(run(Scaffold(server_lr=0.5), model=Point(1.0))) == pytest.approx(1 + 0.5 * ((1 + 0.28) / 2 - 1))
+
+
 def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
     assert x(run(Scaffold(), rounds=200)) == pytest.approx(-1 / 3, abs=1e-3)
     assert x(run(rounds=200)) != pytest.approx(-1 / 3, abs=1e-3)
@@ -162,7 +167,7 @@ def test_fedadam_starts_v_at_tau_squared_and_corrects_no_bias() -> None:
     weights = {"x": torch.tensor([1.0], dtype=torch.float64)}
     moments = optimizer.start(weights)
     for change, expected in ((-0.3, 0.99032773), (-0.1, 0.97894161)):
-        weights, moments = optimizer.step(weights, {"x": weights["x"] + change}, {"x": 1}, moments, [], 1)
+        weights, moments = optimizer.step(Step(weights, {"x": weights["x"] + change}, {"x": 1}, moments, [], 1))
         assert float(weights["x"]) == pytest.approx(expected, abs=5e-9)
 
 
@@ -170,9 +175,8 @@ def test_fedadam_leaves_alone_what_nobody_held() -> None:
     optimizer = FedAdam()
     weights = {"x": torch.tensor([1.0, 1.0])}
     moments = {"m": {"x": torch.tensor([5.0, 5.0])}, "v": {"x": torch.tensor([1.0, 1.0])}}
-    new, after = optimizer.step(
-        weights, {"x": torch.tensor([2.0, 1.0])}, {"x": torch.tensor([1.0, 0.0])}, moments, [], 1
-    )
+    mean, held = {"x": torch.tensor([2.0, 1.0])}, {"x": torch.tensor([1.0, 0.0])}
+    new, after = optimizer.step(Step(weights, mean, held, moments, [], 1))
     assert new["x"][0] != 1 and new["x"][1] == 1 and after["m"]["x"][1] == 5
 
 

@@ -121,4 +121,5 @@ class LowRank(Scheme):
 
 def _basis(matrix: Tensor, rank: int) -> Tensor:
     """Return an orthonormal basis of the leading left subspace; projecting on it needs more than the SVD's rounding."""
-    return torch.linalg.qr(truncated_svd(matrix, rank)[0]).Q
+    basis: Tensor = torch.linalg.qr(truncated_svd(matrix, rank)[0]).Q
+    return basis

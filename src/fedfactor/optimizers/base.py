@@ -23,6 +23,23 @@ State = dict[str, Tensors]
 
 
 @dataclass(frozen=True)
+class Step:
+    """What the server knows when it steps; the tensors are its trained weights, without buffers."""
+
+    server: Tensors
+    """The weights as they are."""
+    mean: Tensors
+    """The weights as the clients' mean has them."""
+    held: Held
+    """How many clients held each element."""
+    state: State
+    """What the optimizer keeps on the server."""
+    replies: Sequence[Reply]
+    population: int
+    """All clients there are, not only this round's."""
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """Clients descend, the server takes their mean."""
 
@@ -51,17 +68,9 @@ class Optimizer:
         """Return what goes up beside the model, and what the client keeps."""
         return {}, {}
 
-    def step(
-        self,
-        server: Tensors,
-        mean: Tensors,
-        held: Held,
-        state: State,
-        replies: Sequence[Reply],
-        population: int,
-    ) -> tuple[Tensors, State]:
-        """Return the server's new weights and state; both dictionaries hold weights only."""
-        return mean, state
+    def step(self, step: Step) -> tuple[Tensors, State]:
+        """Return the server's new weights and state."""
+        return step.mean, step.state
 
 
 def is_held(held: Tensor | int, like: Tensor) -> Tensor:

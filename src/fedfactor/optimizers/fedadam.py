@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from fedfactor.optimizers.base import Optimizer, State, is_held
-from fedfactor.plan import Held, Reply, Tensors
+from fedfactor.optimizers.base import Optimizer, State, Step, is_held
+from fedfactor.plan import Tensors
 from fedfactor.registry import described, register
 
 
@@ -33,20 +32,12 @@ class FedAdam(Optimizer):
             "v": {name: torch.full_like(weight, self.tau**2) for name, weight in weights.items()},
         }
 
-    def step(
-        self,
-        server: Tensors,
-        mean: Tensors,
-        held: Held,
-        state: State,
-        replies: Sequence[Reply],
-        population: int,
-    ) -> tuple[Tensors, State]:
+    def step(self, step: Step) -> tuple[Tensors, State]:
         """m, v <- moments of the mean change; x <- x + eta m / (sqrt v + tau)."""
         stepped: Tensors = {}
-        m, v = dict(state["m"]), dict(state["v"])
-        for name, x in server.items():
-            change, mask = mean[name] - x, is_held(held[name], x)
+        m, v = dict(step.state["m"]), dict(step.state["v"])
+        for name, x in step.server.items():
+            change, mask = step.mean[name] - x, is_held(step.held[name], x)
             first = self.beta1 * m[name] + (1 - self.beta1) * change
             second = self.beta2 * v[name] + (1 - self.beta2) * change**2
             m[name], v[name] = torch.where(mask, first, m[name]), torch.where(mask, second, v[name])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from fedfactor.optimizers.base import Optimizer, State, is_held
-from fedfactor.plan import Held, Reply, Tensors
+from fedfactor.optimizers.base import Optimizer, State, Step, is_held
+from fedfactor.plan import Tensors
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
@@ -53,18 +53,11 @@ class FedDyn(Optimizer):
         moved = {name: self.alpha * (shared[name] - ctx.down[name]) for name in trained}
         return {}, {**ctx.state, **{name: ctx.state.get(name, 0.0) - moved[name] for name in trained}}
 
-    def step(
-        self,
-        server: Tensors,
-        mean: Tensors,
-        held: Held,
-        state: State,
-        replies: Sequence[Reply],
-        population: int,
-    ) -> tuple[Tensors, State]:
+    def step(self, step: Step) -> tuple[Tensors, State]:
         """h <- h - (alpha / m) sum (w_i - x), m all clients; x <- mean w_i - h / alpha."""
         stepped, h = {}, {}
-        for name, x in server.items():
-            h[name] = state["h"][name] - self.alpha / population * held[name] * (mean[name] - x)
-            stepped[name] = torch.where(is_held(held[name], x), mean[name] - h[name] / self.alpha, x)
+        for name, x in step.server.items():
+            mean, held = step.mean[name], step.held[name]
+            h[name] = step.state["h"][name] - self.alpha / step.population * held * (mean - x)
+            stepped[name] = torch.where(is_held(held, x), mean - h[name] / self.alpha, x)
         return stepped, {"h": h}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from fedfactor.optimizers.base import Optimizer, State
-from fedfactor.plan import Held, Reply, Tensors, holders_sum
+from fedfactor.optimizers.base import Optimizer, State, Step
+from fedfactor.plan import Tensors, holders_sum
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
@@ -63,16 +63,9 @@ class Scaffold(Optimizer):
             change[name] = new[name] - old
         return change, new
 
-    def step(
-        self,
-        server: Tensors,
-        mean: Tensors,
-        held: Held,
-        state: State,
-        replies: Sequence[Reply],
-        population: int,
-    ) -> tuple[Tensors, State]:
+    def step(self, step: Step) -> tuple[Tensors, State]:
         """x <- x + eta_g mean(y_i - x); c <- c + (1 / N) sum of the changes: N is the population, not the cohort."""
-        stepped = {name: x + self.server_lr * (mean[name] - x) for name, x in server.items()}
-        change = holders_sum(state["c"], [reply.plan for reply in replies], [reply.extras for reply in replies])
-        return stepped, {"c": {name: c + change[name] / population for name, c in state["c"].items()}}
+        stepped = {name: x + self.server_lr * (step.mean[name] - x) for name, x in step.server.items()}
+        c, plans, extras = step.state["c"], [r.plan for r in step.replies], [r.extras for r in step.replies]
+        change = holders_sum(c, plans, extras)
+        return stepped, {"c": {name: c[name] + change[name] / step.population for name in c}}

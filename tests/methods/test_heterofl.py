@@ -1,0 +1,94 @@
+"""HeteroFL: slices, Scaler, masked loss and static norms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedfactor.methods import HeteroFL, Participant
+from fedfactor.methods.heterofl import masked_logits
+from fedfactor.nn.norms import scaled_norm_inputs
+from fedfactor.plan import Reply, holders_mean, pull
+from fedfactor.task import FederatedData
+from tests.conformance.tiny import Tiny, data, run
+
+
+def test_a_narrow_client_trains_the_leading_channels_only() -> None:
+    """Every client has half the width: what no client holds keeps its first value, the rest moves."""
+    result, start = run(HeteroFL(), capacities={0.5: 1.0}), run(HeteroFL(), capacities={0.5: 1.0}, rounds=0)
+    new, old = result.server.tensors["conv2.weight"], start.server.tensors["conv2.weight"]
+    assert new.shape == (16, 8, 3, 3)
+    assert not torch.equal(new[:8, :4], old[:8, :4])
+    assert torch.equal(new[8:], old[8:]) and torch.equal(new[:, 4:], old[:, 4:])
+
+
+def test_two_clients_by_hand() -> None:
+    """A narrow and a wide client: held by both, by one, and the mean counts both the same."""
+    server = {"fc.weight": torch.zeros(2, 4)}
+    method = HeteroFL()
+    replies = []
+    for width, value in ((2, 1.0), (4, 4.0)):
+        network = nn.ModuleDict({"fc": nn.Linear(width, 2, bias=False)})
+        plan = method.plan(server, Participant(0, width / 4), network, torch.Generator())
+        change = {"fc.weight": torch.full((2, width), value)}
+        replies.append(Reply(0, width / 4, 1 if width == 2 else 100, plan, pull(server, plan), change, {}))
+    mean, held = holders_mean(server, replies, method.weights(replies))
+    assert mean["fc.weight"].tolist() == [[2.5, 2.5, 4.0, 4.0]] * 2
+    assert held["fc.weight"].tolist() == [[2, 2, 1, 1]] * 2
+
+
+def test_masked_logits_push_nothing_down() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
+    masked = masked_logits(logits, torch.tensor([0, 2]))
+    assert masked.tolist() == [[1.0, 0.0, 3.0]]
+    nn.functional.cross_entropy(masked, torch.tensor([2])).backward()
+    assert logits.grad is not None and logits.grad[0, 1] == 0 and logits.grad[0, 0] > 0
+
+
+def test_scaler_multiplies_what_enters_a_norm_and_leaves_no_hook() -> None:
+    norm = nn.Sequential(nn.LayerNorm(4, elementwise_affine=False, eps=1.0))
+    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
+    plain = norm(x)
+    with scaled_norm_inputs(norm, 4.0):
+        torch.testing.assert_close(norm(x), nn.functional.layer_norm(4 * x, (4,), eps=1.0))
+    torch.testing.assert_close(norm(x), plain, rtol=0, atol=0)
+    assert not norm[0]._forward_pre_hooks
+
+
+def skewed() -> FederatedData:
+    """Six clients with the digits of two classes each."""
+    labels = data().train[1]
+    parts = [torch.isin(labels, torch.tensor([c, c + 4])).nonzero().flatten()[:30] for c in range(6)]
+    return FederatedData(data().train, parts, data().central)
+
+
+@pytest.mark.parametrize("option", [{"scaler": False}, {"masked_loss": True}, {"static_norm": True}], ids=str)
+def test_options_act(option: dict[str, bool]) -> None:
+    settings = {"data": skewed()}
+    assert (
+        run(HeteroFL(**option), **settings).summary["weights_sha256"]
+        != run(HeteroFL(), **settings).summary["weights_sha256"]
+    )
+
+
+def test_gates_are_sliced_within_each_gate() -> None:
+    class Text(nn.Module):
+        def __init__(self, width: float = 1.0) -> None:
+            super().__init__()
+            self.lstm, self.fc = nn.LSTM(8, int(8 * width), batch_first=True), nn.Linear(int(8 * width), 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.lstm(x.squeeze(1))[0][:, -1])
+
+    result = run(HeteroFL(), model=Text, capacities={0.5: 1.0}, rounds=1)
+    start = run(HeteroFL(), model=Text, capacities={0.5: 1.0}, rounds=0)
+    moved = (result.server.tensors["lstm.weight_hh_l0"] != start.server.tensors["lstm.weight_hh_l0"]).any(1)
+    assert moved.view(4, 8).tolist() == [[True] * 4 + [False] * 4] * 4
+
+
+def test_the_model_is_evaluated_at_every_capacity() -> None:
+    result = run(HeteroFL(), capacities={1.0: 0.5, 0.5: 0.5})
+    assert list(result.history[-1]["global"]) == ["1", "0.5"]
+    assert result.model_at(0.5).fc.in_features == 16
+    assert isinstance(result.model, Tiny) and result.model.fc.in_features == 32

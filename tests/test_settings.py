@@ -1,0 +1,83 @@
+"""Schedules, capacities and cohorts by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from fedfactor.settings import Capacities, Rounds, Schedule, Training
+from tests.conformance.tiny import run
+
+
+def test_schedules() -> None:
+    assert [Schedule().rate(0.1, t, 10) for t in (0, 9)] == [0.1, 0.1]
+    assert Schedule("exponential", decay=0.992).rate(0.1, 3, 10) == pytest.approx(0.1 * 0.992**3)
+    steps = Schedule("multistep", decay=0.1, milestones=(2, 4))
+    assert [steps.rate(1.0, t, 6) for t in range(6)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    cosine = Schedule("cosine", floor=1e-4)
+    assert cosine.rate(0.1, 0, 8) == pytest.approx(0.1)
+    assert cosine.rate(0.1, 4, 8) == pytest.approx((0.1 + 1e-4) / 2)
+    assert cosine.rate(0.1, 8, 8) == pytest.approx(1e-4)
+    with pytest.raises(ValueError, match="schedule must be"):
+        Schedule("linear")  # type: ignore[arg-type]
+
+
+def test_static_capacities_hold_their_shares_exactly() -> None:
+    capacities = Capacities({0.25: 1, 0.5: 1, 1.0: 2})
+    counts = Counter(int(level) for level in capacities.assign(0, 100))
+    assert [counts[i] for i in range(3)] == [50, 25, 25]  # levels 1, .5, .25
+    assert list(capacities.assign(0, 100)) == list(capacities.assign(0, 100))
+    assert list(capacities.assign(0, 100)) != list(capacities.assign(1, 100))
+
+
+def test_dynamic_capacities_follow_their_shares() -> None:
+    capacities = Capacities({0.2: 0.6, 0.4: 0.4}, dynamic=True)
+    drawn = Counter(capacities.redraw(0, t, c) for t in range(40) for c in range(50))
+    assert drawn[0.2] / 2000 == pytest.approx(0.6, abs=0.04)
+
+
+def test_cohorts() -> None:
+    assert sorted(Rounds(cohort=1.0).cohort_of(0, 3, 7)) == list(range(7))
+    assert len(Rounds(cohort=0.16).cohort_of(0, 0, 100)) == 16
+    assert Rounds(cohort=4).cohort_of(0, 1, 50) != Rounds(cohort=4).cohort_of(0, 2, 50)
+    with pytest.raises(ValueError, match="a cohort of 8 cannot be drawn from 7"):
+        Rounds(cohort=8).cohort_of(0, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Training(lr=-1), "lr must be at least 0"),
+        (lambda: Training(dtype="float8"), "dtype must be one of"),
+        (lambda: Capacities({1.5: 1.0}), r"capacities must lie in \(0, 1\]"),
+        (lambda: Capacities({0.5: 0.0}), "shares of capacities must be positive"),
+        (lambda: Rounds(cohort=1.5), "a cohort given as a share"),
+        (lambda: Rounds(quorum=0.0), "quorum must lie in"),
+        (lambda: run(round=3), "has no setting 'round'"),
+        (lambda: run("scaffold"), "no method is called 'scaffold'"),
+    ],
+)
+def test_bad_settings_say_what_is_legal(make: object, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 0.01}, {"lr": 0.1}, {"batch": 7}, {"epochs": 2}],
+    ids=str,
+)
+def test_every_training_setting_acts(setting: dict[str, float]) -> None:
+    assert run(**setting).summary["weights_sha256"] != run().summary["weights_sha256"]
+
+
+def test_clipping_bounds_a_step() -> None:
+    start, clipped = run(rounds=0).server.tensors, run(rounds=1, clip=0.01, cohort=1).server.tensors
+    moved = sum(
+        float((clipped[n] - start[n]).square().sum())
+        for n in start
+        if start[n].is_floating_point() and "running" not in n
+    )
+    assert 0 < math.sqrt(moved) <= 4 * 0.05 * 0.01 * 1.001  # four steps of rate .05
