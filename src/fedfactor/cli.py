@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -70,6 +72,55 @@ def methods(
             lines = [f"{field['name']} = {field['default']}: {field['help']}" for field in entry.fields()]
             table.add_row(entry.name, escape(entry.summary), escape("\n".join(lines)), entry.paper)
         console.print(table)
+
+
+@app.command()
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: --set train.rounds=5. Repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; default runs/NAME. A sweep gets one below it a cell.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="inline: all clients in this process.")] = "inline",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...: short for --set train.device=...")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets are; default FEDFACTOR_DATA or a cache folder.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Carry on with what the run directory holds.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Apply the recipe's [small] overlay.")] = False,
+    only: Annotated[str, typer.Option(help="Of a sweep, only the cells whose name matches this pattern.")] = "*",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run a recipe, or all cells of a sweep, and write run directories."""
+    from fedfactor import recipe as recipes
+    from fedfactor.engines import Inline
+    from fedfactor.run import run as run_recipe
+    from fedfactor.run import summary
+    from fedfactor.screen import Progress, results
+
+    if engine != "inline":
+        raise ValueError(f"there is no engine {engine!r}; there is inline")
+    tables = recipes.read(recipe)
+    tables.setdefault("name", recipe.stem)
+    if small:
+        tables = recipes.small(tables)
+    tables = recipes.override(tables, [*(settings or []), *([f"train.device={device}"] if device else [])])
+    cells = {name: cell for name, cell in recipes.cells(tables).items() if fnmatch.fnmatchcase(name, only)}
+    if not cells:
+        raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
+    folder = out or Path("runs") / tables["name"]
+    resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
+    found = {}
+    with Progress(console, quiet) as progress:
+        for name, one in resolved.items():
+            where = folder / name if "sweep" in tables else folder
+            on_event = progress.start(name, one.rounds.rounds)
+            result = run_recipe(one, where, resume=resume, engine=Inline(), data_dir=data_dir, on_event=on_event)
+            found[name] = summary(result)
+    if not quiet:
+        console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
 
 
 def main() -> None:

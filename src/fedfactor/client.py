@@ -18,7 +18,7 @@ from fedfactor.optimizers.base import Optimizer
 from fedfactor.plan import Tensors
 from fedfactor.rng import derive, torch_rng
 from fedfactor.settings import Training
-from fedfactor.task import Examples, Task
+from fedfactor.task import Examples, Task, like
 from fedfactor.wire import Codec, Message, decode, encode
 
 
@@ -148,7 +148,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             continue
         sgd = _sgd(setup, network, parameters, ctx.lr)
         pull, travel = 0.0, 0.0
-        for batch in batches(examples, phase.epochs, training, rng):
+        for batch in batches(setup, examples, phase.epochs, rng):
             loss = setup.method.objective(network, batch, ctx)
             sgd.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -187,17 +187,16 @@ def _sgd(setup: Setup, network: nn.Module, parameters: dict[str, nn.Parameter], 
     return torch.optim.SGD(options, lr=lr, momentum=training.momentum, fused=True)
 
 
-def batches(examples: Examples, epochs: int, training: Training, rng: torch.Generator) -> Iterator[Examples]:
+def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
     """Yield shuffled batches; a last batch of one joins the one before, since batch norms cannot train on it."""
-    inputs, targets = examples
-    device, size = training.torch_device, training.batch
-    dtype = training.torch_dtype if inputs.is_floating_point() else inputs.dtype
+    (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
+    home = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        order = list(torch.split(torch.randperm(len(targets), generator=rng), size))
+        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch))
         if len(order) > 1 and len(order[-1]) == 1:
             order[-2:] = [torch.cat(order[-2:])]
         for where in order:
-            yield inputs[where].to(device, dtype), targets[where].to(device)
+            yield like(transform.train(inputs[where], rng), home), targets[where].to(home.device)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
@@ -229,7 +228,7 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> byte
     rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
     network.train()
     with torch.no_grad():
-        for x, _ in batches(examples, 1, setup.training, rng):
+        for x, _ in batches(setup, examples, 1, rng):
             network(x)
     for handle in handles:
         handle.remove()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedfactor import cost
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import with_statistics
+from fedfactor.task import like
 from fedfactor.wire import decode
 
 if TYPE_CHECKING:
@@ -132,10 +133,10 @@ class Evaluator:
         """Return the forward multiply-accumulates an example at a capacity; a batch composes its weights once."""
         if capacity not in self._macs:
             setup = self.federation.setup
-            example = setup.task.data.train[0][: setup.training.batch]
-            if example.is_floating_point():
-                example = example.to(setup.training.torch_dtype)
-            self._macs[capacity] = cost.measure(setup.network(capacity).train(), example).macs / len(example)
+            network, data = setup.network(capacity).train(), setup.task.data
+            example = data.transform.test(data.train[0][: setup.training.batch])
+            first = next(iter(network.parameters()), torch.empty(0))
+            self._macs[capacity] = cost.measure(network, like(example, first)).macs / len(example)
         return self._macs[capacity]
 
     def links(self, down: int, up: int, busy: float, clients: int) -> dict[str, Any]:

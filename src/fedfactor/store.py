@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,21 +70,23 @@ class MemoryStore:
 class DiskStore:
     """A store in a directory: `round-N/server.safetensors`, `round-N/info.json`, `current`, `SECTION/xx/CLIENT.N`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, keep: Collection[int] = (), *, writing: bool = True) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        self.keep = keep
+        if writing:
+            directory.mkdir(parents=True, exist_ok=True)
         last = self.last()
-        self._version = last[1]["version"] if last else 0
+        committed = last[1]["version"] if last else -1
         self._versions: dict[tuple[str, int], int] = {}
-        for path in directory.glob("*/*/*.*"):
-            client, _, version = path.name.partition(".")
-            key = (path.parent.parent.name, int(client))
-            if not version.isdigit() or int(version) > self._version or int(version) < self._versions.get(key, 0):
-                path.unlink()  # written by a round that was never committed, or overtaken by a later one
-                continue
-            if key in self._versions:
-                self._path(*key, self._versions[key]).unlink()
-            self._versions[key] = int(version)
+        for path in sorted(directory.glob("*/*/*.*"), key=lambda path: int(path.suffix[1:])):
+            key, version = (path.parent.parent.name, int(path.stem)), int(path.suffix[1:])
+            stale = path if version > committed else None  # written by a round that was never committed
+            if version <= committed:
+                if key in self._versions:  # overtaken by a later one
+                    stale = self._path(*key, self._versions[key])
+                self._versions[key] = version
+            if writing and stale is not None:
+                stale.unlink()
 
     def _path(self, section: str, client: int, version: int) -> Path:
         return self.directory / section / f"{client % 256:02x}" / f"{client}.{version}"
@@ -115,6 +117,24 @@ class DiskStore:
         _write(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
         self._forget(version, states)
+        if version in self.keep:
+            self._keep(version)
+
+    def _keep(self, version: int) -> None:
+        """Set this round aside whole, every client's state included, as links to files that are never changed."""
+        aside = self.directory.parent / "kept" / f"round-{version}"
+        if aside.exists():
+            return
+        unfinished = aside.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(self.directory / f"round-{version}", unfinished / f"round-{version}", copy_function=os.link)
+        for (section, client), at in self._versions.items():
+            path = self._path(section, client, at)
+            target = unfinished / path.relative_to(self.directory)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, target)
+        (unfinished / "current").write_text(f"round-{version}")
+        unfinished.rename(aside)
 
     def _forget(self, version: int, states: Mapping[str, Mapping[int, bytes]]) -> None:
         for section, mine in states.items():
@@ -123,7 +143,6 @@ class DiskStore:
                 if old is not None and old != version:
                     self._path(section, client, old).unlink(missing_ok=True)
                 self._versions[section, client] = version
-        self._version = version
         for folder in self.directory.glob("round-*"):
             if folder.name != f"round-{version}":
                 shutil.rmtree(folder)

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,31 @@ from torch.nn import functional as F
 Kind = Literal["classification", "binary", "language"]
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets, one row an example."""
+
+
+class Transform(Protocol):
+    """What happens to a batch of inputs as they are stored, before the model sees them."""
+
+    def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
+        """Return a batch for training, augmented by random numbers from `rng`."""
+        ...
+
+    def test(self, batch: Tensor) -> Tensor:
+        """Return a batch for testing."""
+        ...
+
+
+@dataclass(frozen=True)
+class AsStored:
+    """Inputs go to the model as they are stored."""
+
+    def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
+        """Return the batch."""
+        return batch
+
+    def test(self, batch: Tensor) -> Tensor:
+        """Return the batch."""
+        return batch
 
 
 @dataclass(frozen=True)
@@ -30,6 +55,7 @@ class FederatedData:
     train_of: Sequence[Tensor]
     central: Examples | None = None
     test_of: Sequence[Tensor] | None = None
+    transform: Transform = AsStored()
 
     @property
     def clients(self) -> int:
@@ -95,11 +121,10 @@ class Task:
         was_training = model.training
         model.eval()
         first = next(iter(model.parameters()), torch.zeros(()))
-        dtype = first.dtype if examples[0].is_floating_point() else examples[0].dtype
         right, loss, count = 0, 0.0, len(examples[1])
         with torch.inference_mode():
             for x, y in zip(torch.split(examples[0], batch), torch.split(examples[1], batch), strict=True):
-                outputs, targets = model(x.to(first.device, dtype)), y.to(first.device)
+                outputs, targets = model(like(self.data.transform.test(x), first)), y.to(first.device)
                 right += int(self.correct(outputs, targets))
                 loss += float(self.loss(outputs, targets)) * len(y)
         model.train(was_training)
@@ -107,3 +132,8 @@ class Task:
         if self.kind == "language":
             scores["perplexity"] = math.exp(min(loss / count, 700.0))
         return scores
+
+
+def like(inputs: Tensor, parameter: Tensor) -> Tensor:
+    """Move inputs to where a model is, and to its type unless they are token ids."""
+    return inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)

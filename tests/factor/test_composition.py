@@ -61,8 +61,10 @@ def test_the_cheaper_way_is_counted() -> None:
 
 def test_penalty_by_hand() -> None:
     v = torch.tensor([[1.0, 1.0], [0.0, 2.0]])  # V V^T - I = [[1, 2], [2, 3]]
-    assert float(orthogonality(v)) == pytest.approx(18 / 4)
-    assert float(orthogonality(v, reduction="sum")) == 18
+    assert float(orthogonality(v)) == pytest.approx(10 * 18 / 4)
+    assert float(orthogonality(v, 1.0, reduction="sum")) == 18
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum', got 'maen'"):
+        orthogonality(v, reduction="maen")  # type: ignore[arg-type]
 
 
 def test_penalty_gradient_against_finite_differences() -> None:
@@ -86,8 +88,11 @@ def test_init_is_orthonormal_and_as_large_as_he() -> None:
 def test_a_full_basis_gives_the_weight_back(groups: int, r1: int, out: int, kernel: tuple[int, ...]) -> None:
     weight = torch.randn(out, groups * r1, *kernel, dtype=torch.float64)
     shape = WeightShape.of(weight)
-    scheme = Composition(r1=r1, r2=r1 * shape.area + 1)
+    scheme = Composition(r1=r1, r2=r1 * shape.area)
     torch.testing.assert_close(scheme.compose(scheme.from_dense(weight), shape), weight)
+    with pytest.warns(UserWarning, match="cannot be orthonormal"):
+        larger = Composition(r1=r1, r2=r1 * shape.area + 1).from_dense(weight)
+    torch.testing.assert_close(scheme.compose(larger, shape), weight)
 
 
 def test_defaults_need_an_even_number_of_inputs() -> None:

@@ -204,3 +204,18 @@ def test_promise_on_any_matrix(rows: int, columns: int, share: float, decay: flo
     side = min(rows, columns)
     weights = torch.arange(1, columns + 1) ** -decay
     check_promise(gaussian(rows, columns, seed=seed) * weights, max(1, round(share * side)))
+
+
+@pytest.mark.parametrize("rows, columns", [(300, 300), (256, 2304)])
+@pytest.mark.parametrize("decay", [0.1, 0.3])
+def test_spectra_that_fall_below_single_precision(rows: int, columns: int, decay: float) -> None:
+    """At half rank the optimum is far below the rounding of float32; the result may add 1e-6 of the norm, no more."""
+    rng = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(rows, rows, generator=rng, dtype=torch.float64)).Q
+    right = torch.linalg.qr(torch.randn(columns, rows, generator=rng, dtype=torch.float64)).Q
+    values = torch.exp(-decay * torch.arange(rows, dtype=torch.float64))
+    matrix = ((left * values) @ right.T).float()
+    U, S, Vh = (part.double() for part in truncated_svd(matrix, rows // 2))
+    error = torch.linalg.vector_norm(matrix.double() - (U * S) @ Vh)
+    optimum = torch.linalg.vector_norm(values[rows // 2 :])
+    assert float(error) <= 1.01 * float(optimum) + 1e-6 * float(torch.linalg.vector_norm(matrix.double()))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedfactor.cost import measure
 from fedfactor.factor import (
     Additive,
     ChannelSplit,
@@ -27,6 +28,7 @@ from fedfactor.nn import (
     FactorWeight,
     check,
     compose,
+    composed_once,
     factor_weights,
     factorize,
     first_layers,
@@ -163,7 +165,7 @@ def test_patterns_choose_layers() -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "message"),
     [
-        (LowRank(), {"skip": ["heed"]}, r"'heed' matches no layer.*'head"),
+        (LowRank(), {"skip": ["heed"]}, r"'heed' matches no layer that could.*'head"),
         (LowRank(), {"per_layer": {"convolution": None}}, r"'convolution' matches no layer"),
         (Hadamard(gamma=1.5), {}, r"'conv' \(16 x 8 x 3 x 3\): gamma must lie in \[0, 1\], got 1.5"),
         (LowRank(rank=9), {}, r"'conv' \(16 x 8 x 3 x 3\): rank must lie in \[1, 8\], got 9"),
@@ -293,3 +295,88 @@ def test_composition_warns_where_its_basis_cannot_be_orthonormal() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         factorize(nn.Linear(16, 16), Composition(r1=4, r2=4))
+
+
+def test_frozen_weights_stay_frozen_both_ways() -> None:
+    model = nn.ModuleDict({"fc": nn.Linear(32, 32), "lstm": nn.LSTM(12, 16)})
+    model["fc"].weight.requires_grad_(False)
+    model["lstm"].bias_ih_l0.requires_grad_(False)
+    factored = factorize(model, LowRank(ratio=0.3))
+    assert not factored["fc"].x.requires_grad and factored["fc"].bias.requires_grad
+    plain = compose(factored)
+    frozen = {name for name, parameter in plain.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"fc.weight", "lstm.bias_ih_l0"}
+
+
+def test_compose_keeps_parameters_that_recurrent_layers_share() -> None:
+    model = nn.ModuleDict({"a": nn.LSTM(12, 16), "b": nn.LSTM(12, 16)})
+    model["b"].bias_ih_l0, model["b"].weight_hh_l0 = model["a"].bias_ih_l0, model["a"].weight_hh_l0
+    plain = compose(factorize(model, LowRank(ratio=0.3)))
+    assert plain["a"].bias_ih_l0 is plain["b"].bias_ih_l0
+    assert plain["a"].weight_hh_l0 is plain["b"].weight_hh_l0
+
+
+def test_hooks_of_replaced_layers_still_fire() -> None:
+    seen: list[str] = []
+    layer = nn.Sequential(nn.Linear(16, 16))
+    layer[0].register_forward_hook(lambda module, inputs, output: seen.append(type(module).__name__))
+    factored = factorize(layer, LowRank(ratio=0.5))
+    factored(torch.randn(2, 16))
+    compose(factored)(torch.randn(2, 16))
+    assert seen == ["FactorLinear", "Linear"]
+
+
+def test_weights_that_are_computed_from_others_are_left_alone() -> None:
+    normed = nn.Sequential(nn.utils.spectral_norm(nn.Linear(16, 16)))
+    assert "computed from others" in check(normed, LowRank())[0].reason
+    assert "weight_orig" in factorize(normed, LowRank())[0].state_dict()
+
+
+def test_a_single_pattern_may_be_a_word() -> None:
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(11)])
+    assert set(factor_weights(factorize(model, LowRank(), skip="10"))) == {str(i) for i in range(10)}
+
+
+@pytest.mark.parametrize("rank", [2.5, 2.0, True, "2"], ids=repr)
+def test_a_rank_of_the_wrong_type_is_refused_by_name(rank: object) -> None:
+    for scheme in (Hadamard(rank=rank), LowRank(rank=rank), ChannelSplit(rank=rank)):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"'conv'.*rank must be a whole number in"):
+            factorize(Net(), scheme)
+    with pytest.raises(ValueError, match=r"gamma must be a number in \[0, 1\], got 'a'"):
+        factorize(Net(), Hadamard(gamma="a"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
+def test_one_example_without_a_batch(scheme: Scheme) -> None:
+    layer = factorize(nn.Conv2d(16, 24, 3), scheme)
+    x = torch.randn(16, 13, 13)
+    torch.testing.assert_close(layer(x), layer(x[None])[0])
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=ids)
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [(nn.Linear(64, 48), torch.zeros(7, 64)), (nn.Conv2d(32, 48, 3), torch.zeros(4, 32, 7, 7))],
+    ids=["fc", "conv"],
+)
+def test_counted_operations_are_the_ones_done(scheme: Scheme, layer: nn.Module, x: Tensor) -> None:
+    factored = factorize(layer, scheme)
+    positions = 7 if x.dim() == 2 else 4 * 25
+    counted = factored.scheme.macs(factored.shape, positions)
+    if x.dim() == 4:  # without padding, a convolution before the last one still sees pixels that are used up later
+        counted += factored.v.numel() * 4 * (7 * 5 - 25) if isinstance(scheme, SpatialSplit) else 0
+        counted += factored.y.numel() * 4 * (7 * 7 - 25) if isinstance(scheme, LowRank) else 0
+    assert measure(factored, x).macs == counted
+
+
+def test_composing_once_nests_and_is_not_copied() -> None:
+    layer = factorize(nn.Linear(16, 16), LowRank(ratio=0.5))
+    with composed_once(layer) as outer:
+        with composed_once(layer):
+            pass
+        assert layer.weight is outer[""]
+        twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.x.zero_()
+    assert not twin(torch.randn(1, 16)).sub(twin.bias).any()
+    assert layer._held is None

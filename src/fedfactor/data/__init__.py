@@ -1,6 +1,24 @@
 """Examples, and how they are split over clients."""
 
+from fedfactor.data.dataset import Dataset
 from fedfactor.data.digits import digits
+from fedfactor.data.federated import federated
 from fedfactor.data.partition import dirichlet, iid
+from fedfactor.data.show import counts, draw
+from fedfactor.data.sources import MissingData, load
+from fedfactor.data.transform import NORMS, Tokens, Transform
 
-__all__ = ["digits", "dirichlet", "iid"]
+__all__ = [
+    "NORMS",
+    "Dataset",
+    "MissingData",
+    "Tokens",
+    "Transform",
+    "counts",
+    "digits",
+    "dirichlet",
+    "draw",
+    "federated",
+    "iid",
+    "load",
+]

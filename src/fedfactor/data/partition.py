@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,24 +14,262 @@ Parts = list[NDArray[np.int64]]
 
 def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
     """Deal shuffled examples out evenly."""
+    _enough(labels, clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
 def dirichlet(
     labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, least: int = 2, tries: int = 100
 ) -> Parts:
-    """Split every class over the clients by proportions from Dirichlet(alpha); drawn anew until all have `least`."""
-    for _ in range(tries):
-        owner = np.empty(len(labels), dtype=np.int64)
-        for label in np.unique(labels):
-            members = rng.permutation(np.flatnonzero(labels == label))
+    """Split every class over the clients by proportions from Dirichlet(alpha), so that all have at least `least`.
+
+    Proportions are drawn anew until they do. Many clients and a small alpha never get there: then, after `tries`, the
+    clients that are short get examples at random from whoever has most.
+    """
+    _enough(labels, clients, max(least, 1))
+    _positive(alpha)
+    classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    owner = np.empty(len(labels), dtype=np.int64)
+    for _ in range(max(tries, 1)):
+        for found in classes:
+            members = rng.permutation(found)
             shares = rng.dirichlet(np.full(clients, alpha))
             edges = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
             owner[members] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
-        sizes = np.bincount(owner, minlength=clients)
-        if sizes.min() >= least:
-            return [np.flatnonzero(owner == client) for client in range(clients)]
-    raise ValueError(
-        f"Dirichlet({alpha:g}) gave some of {clients} clients fewer than {least} of {len(labels)} examples "
-        f"in {tries} tries; take a larger alpha, fewer clients or a smaller least size"
-    )
+        if np.bincount(owner, minlength=clients).min() >= least:
+            break
+    else:
+        _top_up(owner, clients, least, rng)
+    return _by_owner(owner, clients)
+
+
+def shards(labels: Labels, clients: int, rng: np.random.Generator, *, shards: int = 2) -> Parts:
+    """Sort by label, cut into `shards` pieces a client and deal those out (McMahan et al.): few classes each."""
+    _enough(labels, clients, shards)
+    pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
+    order = rng.permutation(clients * shards).reshape(clients, shards)
+    return [np.sort(np.concatenate([pieces[piece] for piece in mine])) for mine in order]
+
+
+def k_classes(labels: Labels, clients: int, k: int, rng: np.random.Generator, *, equal: bool = True) -> Parts:
+    """Give every client exactly `k` classes, every class to equally many clients, in equal shares (FLANC).
+
+    `equal` gives all clients the same number of every class they have and leaves out what does not divide; without it
+    a class is dealt out whole, and its holders' shares differ by one at most. Where clients times k is no multiple of
+    the classes, some classes have one holder more.
+    """
+    values = np.unique(labels)
+    if not 1 <= k <= len(values):
+        raise ValueError(f"k must be between 1 and the {len(values)} classes there are, got {k}")
+    holders: list[list[int]] = [[] for _ in values]
+    for client in range(clients):
+        # The classes with fewest holders so far, ties at random: counts never differ by more than one.
+        order = np.lexsort((rng.random(len(values)), np.array([len(held) for held in holders])))
+        for chosen in order[:k]:
+            holders[chosen].append(client)
+    members = [rng.permutation(np.flatnonzero(labels == value)) for value in values]
+    held = [(found, mine) for found, mine in zip(members, holders, strict=True) if mine]
+    share = min(len(found) // len(mine) for found, mine in held)
+    if not share:
+        raise ValueError(f"{clients} clients with {k} classes each: some class has fewer examples than holders")
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+    for found, mine in held:
+        pieces = np.split(found[: share * len(mine)], len(mine)) if equal else np.array_split(found, len(mine))
+        for client, piece in zip(mine, pieces, strict=True):
+            parts[client].append(piece)
+    return [np.sort(np.concatenate(mine)) for mine in parts]
+
+
+def equal_dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, size: int = 0) -> Parts:
+    """Give every client the same number of examples, its mix of classes drawn from Dirichlet(alpha) (PriSM).
+
+    `size` is that number; 0 takes as many as there are. An infinite alpha is IID. When a class has run out, later
+    clients draw from the classes that are left.
+    """
+    size = size or len(labels) // max(clients, 1)
+    _enough(labels, clients, max(size, 1))
+    if alpha == math.inf:
+        return [np.sort(part) for part in np.split(rng.permutation(len(labels))[: clients * size], clients)]
+    _positive(alpha)
+    members = [rng.permutation(np.flatnonzero(labels == value)) for value in np.unique(labels)]
+    used = np.zeros(len(members), np.int64)
+    total = np.array([len(found) for found in members])
+    parts = []
+    for _ in range(clients):
+        counts = _draw_counts(rng.dirichlet(np.full(len(members), alpha)), total - used, size, rng)
+        picked = [found[at : at + n] for found, at, n in zip(members, used, counts, strict=True)]
+        parts.append(np.sort(np.concatenate(picked)))
+        used += counts
+    return parts
+
+
+def dirichlet_pair(
+    labels: Labels,
+    test_labels: Labels,
+    clients: int,
+    alpha: float,
+    rng: np.random.Generator,
+    *,
+    train: int = 500,
+    test: int = 100,
+    replace_test: bool = False,
+) -> tuple[Parts, Parts]:
+    """Draw each client's training and test examples with one class mix q from Dirichlet(alpha) (FedDecomp).
+
+    Of class k there are int(train q_k + 0.5) and int(test q_k + 0.5), until the total is reached; rounding and small
+    classes can leave fewer. A client has no example twice (its test examples may repeat with `replace_test`, as in
+    FedDecomp's Tiny-ImageNet); different clients may have the same.
+    """
+    _positive(alpha)
+    values = np.unique(labels)
+    members = [np.flatnonzero(labels == value) for value in values]
+    test_members = [np.flatnonzero(test_labels == value) for value in values]
+    parts: tuple[Parts, Parts] = ([], [])
+    for _ in range(clients):
+        q = rng.dirichlet(np.full(len(values), alpha))
+        parts[0].append(_drawn(members, q, train, rng, replace=False))
+        parts[1].append(_drawn(test_members, q, test, rng, replace=replace_test))
+    if clients < 1 or min(len(part) for part in parts[0]) == 0:
+        raise ValueError(f"{train} examples over {len(values)} classes by Dirichlet({alpha:g}) left a client with none")
+    return parts
+
+
+def natural(ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, least: int = 1) -> Parts:
+    """Give every client the examples of one owner or of several: see `owners`."""
+    return of_owners(ids, owners(ids, clients, rng, ids_per_client=ids_per_client, least=least))
+
+
+def owners(
+    ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, least: int = 1
+) -> list[NDArray[np.int64]]:
+    """Choose every client's owners among those of at least `least` examples.
+
+    `clients` takes as many as are needed at random; 0 takes all that make whole clients. An id of -1 is nobody.
+    """
+    able = np.flatnonzero(np.bincount(ids[ids >= 0]) >= max(least, 1))
+    each = max(ids_per_client, 1)
+    wanted = (clients or len(able) // each) * each
+    if not 0 < wanted <= len(able):
+        raise ValueError(
+            f"{max(wanted, each):,} owners with at least {least:,} examples are needed, {each:,} for every client, "
+            f"and there are {len(able):,}"
+        )
+    chosen = rng.permutation(able)[:wanted] if clients or each > 1 else able
+    return list(chosen.reshape(-1, each))
+
+
+def of_owners(ids: Labels, groups: list[NDArray[np.int64]]) -> Parts:
+    """Return the rows of every group of owners."""
+    top = max([int(ids.max(initial=-1)), *(int(group.max()) for group in groups)])
+    client_of = np.full(top + 2, -1, np.int64)
+    for client, group in enumerate(groups):
+        client_of[group] = client
+    # The last place answers for -1.
+    return _by_owner(client_of[ids], len(groups))
+
+
+def matching_test(labels: Labels, parts: Parts, test_labels: Labels, rng: np.random.Generator) -> Parts:
+    """Pick test examples for every client in the proportions of its own classes.
+
+    A client gets as large a share of the test set as it has of the training set, at least one example; none twice. The
+    test set is dealt out class by class and round again, so that examples are used about equally often.
+    """
+    values = np.unique(np.concatenate([labels, test_labels]))
+    place, test_place = np.searchsorted(values, labels), np.searchsorted(values, test_labels)
+    sizes = np.array([len(part) for part in parts])
+    there = np.bincount(test_place, minlength=len(values))
+    have = np.stack([np.bincount(place[part], minlength=len(values)) for part in parts])
+    goal = np.clip(np.rint(sizes * len(test_labels) / max(int(sizes.sum()), 1)), 1, None)
+    exact = have * (goal / np.maximum(sizes, 1))[:, None]
+    counts = np.floor(exact).astype(np.int64)
+    # Largest remainders get what rounding down left over.
+    rank = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1)
+    counts += rank < (goal.astype(np.int64) * (sizes > 0) - counts.sum(1))[:, None]
+    counts = np.minimum(counts, there)
+    picked: list[list[NDArray[np.int64]]] = [[] for _ in parts]
+    for value, column in enumerate(counts.T):
+        members = rng.permutation(np.flatnonzero(test_place == value))
+        begins = np.cumsum(column) - column
+        for client in np.flatnonzero(column):
+            picked[client].append(members[(begins[client] + np.arange(column[client])) % len(members)])
+    return [np.sort(np.concatenate(mine)) if mine else np.empty(0, np.int64) for mine in picked]
+
+
+def hold_out(
+    ids: Labels, share: float, rng: np.random.Generator, *, ordered: bool = False, gap: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split rows into training and test, within every owner: at random, or the last of them if they are `ordered`.
+
+    `gap` rows between the two belong to neither: windows that overlap the training text. Owners that would be left
+    without either kind are left out, as in LEAF; so are rows of nobody (-1).
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be between 0 and 1, got {share}")
+    rows = np.flatnonzero(ids >= 0)
+    within = rows if ordered else rng.permutation(rows)
+    within = within[np.argsort(ids[within], kind="stable")]
+    sizes = np.bincount(ids[within])
+    begins = np.cumsum(sizes) - sizes
+    rank = np.arange(len(within)) - begins[ids[within]]
+    # At least one for training, and with two examples one for each, whatever the share.
+    kept = np.maximum(1, np.minimum(((1 - share) * sizes).astype(np.int64), sizes - 1))
+    able = kept + gap < sizes
+    mine = able[ids[within]]
+    train, test = rank < kept[ids[within]], rank >= (kept + gap)[ids[within]]
+    return np.sort(within[mine & train]), np.sort(within[mine & test])
+
+
+def _by_owner(owner: Labels, clients: int) -> Parts:
+    """List every client's rows in order; rows of -1 are nobody's."""
+    order = np.argsort(owner, kind="stable")
+    edges = np.searchsorted(owner[order], np.arange(clients + 1))
+    return [order[begin:end] for begin, end in pairwise(edges.tolist())]
+
+
+def _top_up(owner: Labels, clients: int, least: int, rng: np.random.Generator) -> None:
+    """Move as few examples as give every client `least`, each from the client that has most at the time."""
+    sizes = np.bincount(owner, minlength=clients)
+    for client in np.flatnonzero(sizes < least):
+        while sizes[client] < least:
+            richest = int(sizes.argmax())
+            moved = rng.choice(np.flatnonzero(owner == richest))
+            owner[moved] = client
+            sizes[client] += 1
+            sizes[richest] -= 1
+
+
+def _draw_counts(
+    q: NDArray[np.float64], left: NDArray[np.int64], size: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw `size` examples from classes by q, of which no more than `left` each; every turn ends or empties a class."""
+    counts = np.zeros(len(q), np.int64)
+    while (need := size - int(counts.sum())) > 0:
+        room = left - counts
+        weights = np.where(room > 0, q, 0.0)
+        if weights.sum() <= 1e-9:
+            weights = room.astype(np.float64)
+        counts += np.minimum(rng.multinomial(need, weights / weights.sum()), room)
+    return counts
+
+
+def _drawn(
+    members: Parts, q: NDArray[np.float64], total: int, rng: np.random.Generator, *, replace: bool
+) -> NDArray[np.int64]:
+    picked, left = [], total
+    for found, share in zip(members, q, strict=True):
+        count = min(int(total * share + 0.5), left)
+        count = min(count, len(found)) if not replace or not len(found) else count
+        if count:
+            picked.append(rng.choice(found, count, replace=replace))
+            left -= count
+    return np.sort(np.concatenate(picked)) if picked else np.empty(0, np.int64)
+
+
+def _enough(labels: Labels, clients: int, each: int = 1) -> None:
+    if clients < 1 or each < 1 or len(labels) < clients * each:
+        raise ValueError(f"{len(labels):,} examples are too few for {clients:,} clients with at least {each:,} each")
+
+
+def _positive(alpha: float) -> None:
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"alpha must be positive and finite, got {alpha}")

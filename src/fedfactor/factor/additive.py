@@ -85,10 +85,10 @@ class Additive(Scheme):
         """Return sigma + B A."""
         return factors["sigma"] + self.low_rank(factors, shape)
 
-    def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the product B A and the dense layer."""
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the product B A."""
         rows, columns = self._sides(shape)
-        return rows * self.rank_of(shape) * columns + shape.numel * positions
+        return rows * self.rank_of(shape) * columns
 
 
 def _kernel_sides(shape: WeightShape) -> tuple[int, int]:

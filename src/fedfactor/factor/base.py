@@ -140,14 +140,20 @@ class Scheme(ABC):
         return sum(math.prod(size) for size in self.shapes(shape).values())
 
     @abstractmethod
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the multiply-accumulates of `compose`: matrix products; what is done entry by entry is not counted."""
+
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the multiply-accumulates of `forward` at `positions` output positions (batch times pixels).
+        """Count the multiply-accumulates of `forward` at `positions` output positions (batch times pixels), stride 1.
 
-        Composing the weight is part of it where the scheme composes; strides are 1.
+        Composing the weight is part of it where the scheme composes.
         """
+        return self.compose_macs(shape) + shape.numel * positions
 
 
-def check_range(what: str, value: float, low: float, high: float) -> None:
-    """Raise a sentence that names the legal range unless `low <= value <= high`."""
+def check_range(what: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
+    """Raise a sentence that names the legal range unless `low <= value <= high` (and `value` is a whole number)."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise ValueError(f"{what} must be a {'whole ' if whole else ''}number in [{low:g}, {high:g}], got {value!r}")
     if not low <= value <= high:
         raise ValueError(f"{what} must lie in [{low:g}, {high:g}], got {value:g}")

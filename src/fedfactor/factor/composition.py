@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,8 +47,8 @@ class Composition(Scheme):
             raise Unfit(f"{shape.inp} inputs cannot be halved; give r1 a divisor of them")
         r1 = shape.inp // 2 if self.r1 is None else self.r1
         r2 = max(1, shape.out // 4) if self.r2 is None else self.r2
-        check_range("r1", r1, 1, shape.inp)
-        check_range("r2", r2, 1, float("inf"))
+        check_range("r1", r1, 1, shape.inp, whole=True)
+        check_range("r2", r2, 1, float("inf"), whole=True)
         if shape.inp % r1:
             raise ValueError(f"r1 must divide the {shape.inp} inputs, got {r1}")
         return r1, r2
@@ -68,11 +68,7 @@ class Composition(Scheme):
         """
         r1, r2 = self.basis_of(shape)
         width = r1 * shape.area
-        if r2 > width:
-            warnings.warn(
-                f"r2 = {r2} basis kernels of {width} entries cannot be orthonormal; the penalty cannot reach zero",
-                stacklevel=2,
-            )
+        _warn_if_dependent(r2, width)
         square = torch.linalg.qr(normal((max(r2, width), min(r2, width)), 1.0, generator)).Q
         v = square if r2 > width else square.T
         v = F.normalize(v, dim=1)
@@ -89,6 +85,7 @@ class Composition(Scheme):
         """Take the leading R2 right singular vectors of all groups' kernels as basis: exact at full R2."""
         shape = WeightShape.of(weight)
         r1, r2 = self.basis_of(shape)
+        _warn_if_dependent(r2, r1 * shape.area)
         rows = weight.reshape(-1, r1 * shape.area)
         rank = min(r2, *rows.shape)
         u, s, vh = truncated_svd(rows, rank)
@@ -104,6 +101,8 @@ class Composition(Scheme):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Convolve with the bank and mix, or compose and convolve: whichever costs less at this input."""
+        if geometry is not None and x.dim() == len(shape.kernel) + 1:  # one example without a batch axis
+            return self.forward(x[None], factors, shape, geometry, bias)[0]
         positions = x.numel() // shape.inp
         if geometry is not None:
             positions //= math.prod(geometry.stride)
@@ -123,25 +122,37 @@ class Composition(Scheme):
         r1, r2 = self.basis_of(shape)
         return (shape.inp * r2 * shape.area + shape.inp // r1 * r2 * shape.out) * positions
 
-    def _macs_of_composing(self, shape: WeightShape, positions: int) -> int:
-        return shape.numel * (self.basis_of(shape)[1] + positions)
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the product of coefficients and basis."""
+        return shape.numel * self.basis_of(shape)[1]
 
     def _bank_pays(self, shape: WeightShape, positions: int) -> bool:
         r1, r2 = self.basis_of(shape)
         between = shape.inp // r1 * r2 * positions
-        return self._macs_of_bank(shape, positions) + TRAFFIC * between < self._macs_of_composing(shape, positions)
+        return self._macs_of_bank(shape, positions) + TRAFFIC * between < super().macs(shape, positions)
 
     def macs(self, shape: WeightShape, positions: int) -> int:
         """Count the way that `forward` takes at so many positions."""
-        count = self._macs_of_bank if self._bank_pays(shape, positions) else self._macs_of_composing
-        return count(shape, positions)
+        return (
+            self._macs_of_bank(shape, positions)
+            if self._bank_pays(shape, positions)
+            else super().macs(shape, positions)
+        )
 
 
-def orthogonality(v: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return the penalty on a basis (R2, R1, *kernel): the squares of V V^T - I (Eq. 3).
+def _warn_if_dependent(r2: int, width: int) -> None:
+    if r2 > width:
+        text = f"r2 = {r2} basis kernels of {width} entries cannot be orthonormal; the penalty cannot reach zero"
+        warnings.warn(text, stacklevel=3)
 
-    `mean` over the R2 x R2 entries is what the authors ran, with a weight of 10; `sum` is Eq. 3 as printed.
+
+def orthogonality(v: Tensor, strength: float = 10.0, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Return the penalty on a basis (R2, R1, *kernel): `strength` times the squares of V V^T - I (Eq. 3).
+
+    The `mean` over the R2 x R2 entries, weighted by 10, is what the authors ran; `sum` is Eq. 3 as printed.
     """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     rows = v.flatten(1)
     squares = (rows @ rows.T - torch.eye(len(rows), dtype=v.dtype, device=v.device)).square()
-    return squares.mean() if reduction == "mean" else squares.sum()
+    return strength * (squares.mean() if reduction == "mean" else squares.sum())

@@ -35,9 +35,9 @@ class Dense(Scheme):
         """Return the weight as its own factor."""
         return {"w": weight.clone()}
 
-    def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count one multiply-accumulate a weight and position."""
-        return shape.numel * positions
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Nothing to compose."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class WeightNorm(Scheme):
         """Factorise the weight with the inner scheme and keep its own row lengths."""
         return self._with_lengths(self.inner.from_dense(weight, generator), weight)
 
-    def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the inner scheme's operations and two an entry for norms and scaling."""
-        return self.inner.macs(shape, positions) + 2 * shape.numel
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the inner weight's products."""
+        return self.inner.compose_macs(shape)
 
     @staticmethod
     def _with_lengths(inner: Factors, weight: Tensor) -> Factors:

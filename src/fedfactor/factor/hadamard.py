@@ -50,34 +50,34 @@ class Hadamard(Scheme):
     def rank_of(self, shape: WeightShape) -> int:
         """Return the inner rank r for a weight of this shape, or raise `Unfit` with the reason.
 
-        r_min = min(ceil sqrt O, ceil sqrt I) is the least rank whose square reaches full rank (Corollary 1),
-        r_max the largest one with no more parameters than the dense weight: 2 r_max (O + I + r_max k^2) is at
-        most O I k^2. In between r is rounded, half to even: 13 of the 18 sizes of Table 5 then fit; half up
-        would fit 12, always up 8.
+        r_min = min(ceil sqrt O, ceil sqrt I) is the least rank whose square reaches min(O, I) (Corollary 1), which is
+        full rank for a matrix. r_max is the largest rank with no more parameters than the dense weight:
+        2 r_max (O + I + r_max k^2) is at most O I k^2. In between r is rounded, half to even: 13 of the 18 sizes of
+        Table 5 then fit; half up would fit 12, always up 8.
+
+        Left alone are weights with r_max < r_min, and kernels with so few channels on one side (an image's three) that
+        no rank at all reaches min(O, I k^2): their filters would be multiples of each other. A given rank overrides.
         """
         rows, columns = self._sides(shape)
         most = min(rows, columns)
         if self.rank is not None:
-            check_range("rank", self.rank, 1, most)
+            check_range("rank", self.rank, 1, most, whole=True)
             return self.rank
-        largest = self._rank_within(shape, shape.numel)
-        if self.ratio is not None:
-            check_range("ratio", self.ratio, 0, 1)
-            if largest < 1:
-                raise Unfit(f"even rank 1 has more parameters than the {shape.numel} of the dense weight")
-            # The product's last bits must not cost a parameter.
-            return min(max(1, self._rank_within(shape, math.floor(round(self.ratio * shape.numel, 6)))), most)
-        check_range("gamma", self.gamma, 0, 1)
         full = min(shape.out, shape.fan_in)
         if most * most < full:
             raise Unfit(f"with {most} channels on one side no inner rank lets the kernel reach its full rank {full}")
         # ceil(sqrt n) in whole numbers.
-        smallest = math.isqrt(most - 1) + 1
+        smallest, largest = math.isqrt(most - 1) + 1, self._rank_within(shape, shape.numel)
         if largest < smallest:
             raise Unfit(
                 f"full rank takes inner rank {smallest}, but beyond rank {largest} "
                 "the factors have more parameters than the weight"
             )
+        if self.ratio is not None:
+            check_range("ratio", self.ratio, 0, 1)
+            # The product's last bits must not cost a parameter.
+            return min(max(1, self._rank_within(shape, math.floor(round(self.ratio * shape.numel, 6)))), most)
+        check_range("gamma", self.gamma, 0, 1)
         # Without the inner rounding the last bits of gamma would decide ties.
         middle = round(round((1 - self.gamma) * smallest + self.gamma * largest, 9))
         return min(max(1, middle), most)
@@ -167,14 +167,11 @@ class Hadamard(Scheme):
         out = nn.functional.linear(patches.reshape(positions, -1), weight, bias)
         return out.view(-1, *pixels, shape.out).permute(0, 3, 1, 2)
 
-    def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the dense weight's operations and composing it: the products, and one an entry of W1 * W2.
-
-        A counter of products and convolutions sees all but that last O I k^2; tanh and + 1 count nothing.
-        """
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the products of both inner weights."""
         r = self.rank_of(shape)
         core = r * r * shape.area * min(shape.out, shape.inp) if self._has_core(shape) else 0
-        return shape.numel * positions + 2 * (core + r * shape.numel) + shape.numel
+        return 2 * (core + r * shape.numel)
 
     def _has_core(self, shape: WeightShape) -> bool:
         return bool(shape.kernel) and not self.reshape
@@ -271,7 +268,7 @@ class _Product(torch.autograd.Function):
 
 
 def jacobian_correction(
-    scheme: Hadamard,
+    scheme: Scheme,
     factors: Factors,
     shape: WeightShape,
     weight_grad: Tensor,

@@ -64,7 +64,7 @@ class SpectralSplit(Scheme):
         first, second = self._kernels(shape)
         largest = min(shape.inp * math.prod(first), shape.out * math.prod(second))
         if self.rank is not None:
-            check_range("rank", self.rank, 1, largest)
+            check_range("rank", self.rank, 1, largest, whole=True)
             return self.rank
         if not 0 < self.ratio <= 1:
             raise ValueError(f"ratio must lie in (0, 1], got {self.ratio:g}")
@@ -113,8 +113,12 @@ class SpectralSplit(Scheme):
         first, second = self._geometries(geometry)
         return convolve(convolve(x, v, None, first), u, bias, second)
 
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count the product of the two factors."""
+        return self.rank_of(shape) * shape.numel
+
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count one multiply-accumulate a factor entry and position."""
+        """Count one multiply-accumulate a factor entry and position: the factors run one after another."""
         return self.parameters(shape) * positions
 
 

@@ -59,7 +59,7 @@ def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
             left, S, right = _complete(vectors, wide.to(dtype))
             break
     else:
-        left, S, right = torch.linalg.svd(wide, full_matrices=False)
+        left, S, right = torch.linalg.svd(wide.double(), full_matrices=False)
         left, S, right = left[:, :rank], S[:rank], right[:rank]
     U, Vh = (left, right) if wide is work else (right.T, left.T)
     return U.to(matrix.dtype), S.to(matrix.dtype), Vh.to(matrix.dtype)

@@ -35,9 +35,11 @@ class LowRank(Scheme):
     def rank_of(self, shape: WeightShape) -> tuple[int, int]:
         """Return (rank of the outputs, rank of the inputs); for a matrix both are the same."""
         highest = min(shape.out, shape.inp)
+        check_range("blocks", self.blocks, 1, float("inf"), whole=True)
         if self.rank is not None:
-            check_range("rank", self.rank, 1, highest)
-            return self._blocked(self.rank), self._blocked(self.rank)
+            check_range("rank", self.rank, 1, highest, whole=True)
+            both = self._blocked(self.rank) if shape.kernel else self.rank
+            return both, both
         check_range("ratio", self.ratio, 0, 1)
         if not shape.kernel:
             both = max(1, round(self.ratio * highest))
@@ -78,9 +80,11 @@ class LowRank(Scheme):
         x, y = factors["x"], factors["y"]
         if not shape.kernel:
             return x @ y
-        b, t = self.blocks, factors["t"].flatten(2)
-        x, y, t = x.view(len(x), b, -1), y.view(b, -1, shape.inp), t.view(b, -1, *t.shape[1:])
-        return torch.einsum("oba,back,bci->oik", x, t, y).reshape(shape.size)
+        b, t = self.blocks, factors["t"].flatten(1)
+        left = torch.bmm(x.view(len(x), b, -1).transpose(0, 1), t.view(b, -1, t.shape[1]))
+        # (blocks, O, r k k) -> (O k k, blocks r), so that one product adds the blocks up
+        left = left.view(b, shape.out, -1, shape.area).permute(1, 3, 0, 2).reshape(shape.out * shape.area, -1)
+        return (left @ y).view(shape.out, shape.area, shape.inp).mT.reshape(shape.size)
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
         """Matrix: the truncated SVD. Convolution: the leading subspaces of both channel unfoldings (HOSVD)."""
@@ -114,8 +118,15 @@ class LowRank(Scheme):
         x = convolve(x, factors["t"], None, geometry, groups=self.blocks)
         return convolve(x, factors["x"].view(*factors["x"].shape, *axes), bias, point)
 
+    def compose_macs(self, shape: WeightShape) -> int:
+        """Count X Y, or X T block by block and then Y."""
+        outer, inner = self.rank_of(shape)
+        if not shape.kernel:
+            return shape.out * outer * shape.inp
+        return shape.out * outer * (inner // self.blocks) * shape.area + shape.numel * inner
+
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count one multiply-accumulate a parameter and position."""
+        """Count one multiply-accumulate a parameter and position: the factors run one after another."""
         return self.parameters(shape) * positions
 
 

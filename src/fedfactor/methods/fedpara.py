@@ -40,10 +40,8 @@ class FedPara(Factorised):
         layers = factor_weights(network)
         for name, gradient in gradients.items():
             layer = layers[name]
-            assert isinstance(layer.scheme, Hadamard)
-            loss = loss + jacobian_correction(
-                layer.scheme, layer.factors, layer.shape, gradient, ctx.lr, strength=self.jacobian
-            )
+            penalty = jacobian_correction(layer.scheme, layer.factors, layer.shape, gradient, ctx.lr, self.jacobian)
+            loss = loss + penalty
         return loss
 
 

@@ -64,7 +64,7 @@ class _Site:
     def name(self) -> str:
         """The layer's name; for layers with several weights, the weight's."""
         if self.attribute == "weight":
-            return self.layer
+            return self.layer or "weight"
         return f"{self.layer}.{self.attribute}".removeprefix(".")
 
 
@@ -177,13 +177,15 @@ def _sites(
     model: nn.Module, scheme: Scheme, skip: Iterable[str], per_layer: Mapping[str, Scheme | None] | None
 ) -> list[_Site]:
     """Decide for every weight which scheme it gets, or why none."""
-    skip, special = list(skip), dict(per_layer or {})
+    skip, special = [skip] if isinstance(skip, str) else list(skip), dict(per_layer or {})
     found = list(_weights(model))
     names = [_Site(layer, attribute, weight, None).name for layer, attribute, weight, _ in found]
     for pattern in [*skip, *special]:
         if not any(_matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-            raise ValueError(f"pattern {pattern!r} matches no layer with a weight; there are, for instance, {near}")
+            raise ValueError(
+                f"pattern {pattern!r} matches no layer that could be factorised; there are {near} and so on"
+            )
     tied = _tied(model)
     sites = []
     for (layer, attribute, weight, module), name in zip(found, names, strict=True):
@@ -204,6 +206,8 @@ def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list
         if not (isinstance(owner.scheme, WeightNorm) and isinstance(owner.scheme.inner, Dense)):
             return replace(site, reason=f"already factorised by {owner.scheme}; compose the model first")
         scheme = WeightNorm(scheme)
+    elif site.attribute not in module._parameters:
+        return replace(site, reason="its weight is computed from others (weight_norm, spectral_norm, pruning)")
     if getattr(module, "groups", 1) != 1:
         return replace(site, reason=f"grouped convolution ({module.groups} groups) is left as it is")
     others = [
@@ -216,7 +220,7 @@ def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list
     except Unfit as reason:
         return replace(site, reason=str(reason))
     except ValueError as error:
-        raise ValueError(f"layer {site.name!r} ({WeightShape.of(site.weight)}): {error}") from error
+        raise ValueError(f"layer {site.name!r} ({WeightShape.of(site.weight)}): {error}") from None
     return replace(site, scheme=scheme)
 
 
@@ -235,7 +239,9 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
         # The author of the model chose how large its weights start; a constant one (zeros) says nothing.
         std = float(weight.float().std()) if weight.numel() > 1 else 0.0
         factors = site.scheme.init(shape, generator, std=std or None)
-    return FactorWeight(site.scheme, shape, {name: factor.to(weight) for name, factor in factors.items()})
+    trains = site.weight.requires_grad
+    own: Factors = {n: nn.Parameter(factor.to(weight), requires_grad=trains) for n, factor in factors.items()}
+    return FactorWeight(site.scheme, shape, own)
 
 
 def _wrap(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:

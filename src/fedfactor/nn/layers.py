@@ -29,7 +29,8 @@ class FactorWeight(nn.Module):
         self.factor_names = tuple(factors)
         self._held: Tensor | None = None
         for name, factor in factors.items():
-            self.register_parameter(name, nn.Parameter(factor))
+            frozen = isinstance(factor, nn.Parameter) and not factor.requires_grad
+            self.register_parameter(name, nn.Parameter(factor.detach(), requires_grad=not frozen))
 
     @property
     def factors(self) -> Factors:
@@ -40,6 +41,10 @@ class FactorWeight(nn.Module):
     def weight(self) -> Tensor:
         """The dense weight, multiplied out anew at every access (once, within `composed_once`); differentiable."""
         return self.scheme.compose(self.factors, self.shape) if self._held is None else self._held
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave a weight that is held for the length of a block out of copies."""
+        return {**self.__dict__, "_held": None}
 
     def extra_repr(self) -> str:
         """Name shape and scheme when the module is printed."""
@@ -55,7 +60,7 @@ class FactorLinear(FactorWeight):
         super().__init__(weight.scheme, weight.shape, weight.factors)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.register_parameter("bias", plain.bias)
-        self.train(plain.training)
+        _take_over_hooks(self, plain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
@@ -90,7 +95,7 @@ class FactorConv(FactorWeight):
             self.pad_mode = plain.padding_mode
         self.geometry = ConvGeometry(tuple(plain.stride), padding, tuple(plain.dilation))
         self.register_parameter("bias", plain._parameters["bias"])
-        self.train(plain.training)
+        _take_over_hooks(self, plain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (batch, in, *pixels) to (batch, out, *pixels)."""
@@ -162,13 +167,13 @@ class _FactorRecurrent(nn.RNNBase):
         """Return the ordinary layer with the composed weights."""
         layer: nn.RNNBase = self.kind.__new__(self.kind)
         _take_over(layer, self)
-        composed = {
-            name: nn.Parameter(tensor.detach())
-            for name, tensor in zip(self._flat_weights_names, self._flat_weights, strict=True)
-        }
+        # Biases and dense weights stay the parameters they are: frozen, or shared with another layer.
         layer._modules.clear()
         layer._parameters.clear()
-        layer._parameters.update(composed)
+        for name in self._flat_weights_names:
+            factored = self._modules.get(name)
+            own = composed_parameter(factored) if isinstance(factored, FactorWeight) else self._parameters[name]
+            layer._parameters[name] = own
         layer._init_flat_weights()
         return layer
 
@@ -233,12 +238,10 @@ class FactorMultiheadAttention(nn.MultiheadAttention):
         """Return the ordinary layer with the composed projections."""
         layer = nn.MultiheadAttention.__new__(nn.MultiheadAttention)
         _take_over(layer, self)
-        weights = {name: self._projection(name) for name in _PROJECTIONS}
-        rest = {name: value for name, value in self._parameters.items() if name not in weights}
+        weights: dict[str, nn.Parameter | None] = {name: self._parameters.get(name) for name in _PROJECTIONS}
+        weights |= {name: composed_parameter(weight) for name, weight in self.factored().items()}
         layer._parameters.clear()
-        for name, tensor in weights.items():
-            layer._parameters[name] = None if tensor is None else nn.Parameter(tensor.detach())
-        layer._parameters.update(rest)
+        layer._parameters.update({**weights, **{n: p for n, p in self._parameters.items() if n not in weights}})
         for module in _PROJECTIONS.values():
             layer._modules.pop(module, None)
         return layer
@@ -249,10 +252,24 @@ PlainLayer = TypeVar("PlainLayer", bound=nn.Linear | nn.Conv1d | nn.Conv2d)
 
 def _filled(layer: PlainLayer, factored: FactorLinear | FactorConv) -> PlainLayer:
     """Put the composed weight and the bias into a layer made on the meta device."""
-    layer.weight = nn.Parameter(factored.weight.detach().contiguous())
+    layer.weight = composed_parameter(factored)
     layer._parameters["bias"] = factored.bias
-    layer.train(factored.training)
+    _take_over_hooks(layer, factored)
     return layer
+
+
+def composed_parameter(factored: FactorWeight) -> nn.Parameter:
+    """Return the composed weight as a parameter of its own; frozen if all its factors are."""
+    trains = any(factor.requires_grad for factor in factored.factors.values())
+    return nn.Parameter(factored.weight.detach().contiguous(), requires_grad=trains)
+
+
+def _take_over_hooks(new: nn.Module, old: nn.Module) -> None:
+    """Give `new` the hooks and the mode of `old`."""
+    for key, value in old.__dict__.items():
+        if key.endswith("_hooks") or "_hooks_" in key:
+            new.__dict__[key] = value.copy()
+    new.train(old.training)
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
@@ -273,10 +290,11 @@ def composed_once(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Layers that are called many times in one step compose once, and gradients of the composed weights can be asked for.
     """
     layers = factor_weights(model)
+    before = {name: layer._held for name, layer in layers.items()}
     try:
         for layer in layers.values():
             layer._held = layer.weight
         yield {name: layer.weight for name, layer in layers.items()}
     finally:
-        for layer in layers.values():
-            layer._held = None
+        for name, layer in layers.items():
+            layer._held = before[name]

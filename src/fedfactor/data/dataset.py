@@ -1,0 +1,87 @@
+"""One data set in memory: arrays, the meaning of their targets, and whose the examples are by nature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfactor.data.transform import Tokens, Transform, transform
+from fedfactor.task import Kind
+
+Array = NDArray[Any]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs (images: uint8, N x C x H x W; text: token ids) and targets (int64), usually memory-mapped.
+
+    `class_names` are the targets' meanings; `norm` names the normalisation of its pixels and `crop`, `flip` and
+    `rotate` say how training images are changed at random: see `Transform`. `vocabulary` are the tokens by id.
+
+    `train_ids` and `test_ids` give every example's natural owner (a writer, a role) as a position in `owners`; -1 marks
+    a row that is no example. `ordered` says that an owner's examples follow one another in time, so that the last of
+    them are held out, not random ones, and `gap` how many between overlap with both. A data set without a test set has
+    an empty one: `federated` holds one out.
+    """
+
+    name: str
+    train: tuple[Array, Labels]
+    test: tuple[Array, Labels]
+    class_names: tuple[str, ...]
+    kind: Kind = "classification"
+    norm: str | tuple[Sequence[float], Sequence[float]] = "none"
+    crop: int = 0
+    flip: bool = False
+    rotate: float = 0.0
+    vocabulary: tuple[str, ...] = ()
+    train_ids: Labels | None = None
+    test_ids: Labels | None = None
+    owners: tuple[str, ...] = ()
+    ordered: bool = False
+    gap: int = 0
+
+    def __post_init__(self) -> None:
+        for part, (inputs, targets), ids in (("train", self.train, self.train_ids), ("test", self.test, self.test_ids)):
+            if len(inputs) != len(targets) or (ids is not None and len(ids) != len(targets)):
+                raise ValueError(f"{self.name}: inputs, targets and ids of {part} differ in length")
+        if not self.images and (self.norm != "none" or self.crop or self.flip or self.rotate):
+            raise ValueError(f"{self.name} is text: it cannot be normalised, cropped, flipped or rotated")
+        self.transform  # noqa: B018  raises here rather than in the middle of a run
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def images(self) -> bool:
+        """Whether the inputs are images rather than token ids."""
+        return self.train[0].ndim == 4
+
+    @property
+    def transform(self) -> Transform | Tokens:
+        """What turns batches of this data set into what networks read."""
+        if self.images:
+            return transform(self.norm, crop=self.crop, flip=self.flip, rotate=self.rotate)
+        return Tokens()
+
+    def __str__(self) -> str:
+        """One line: sizes, classes, owners."""
+        parts = [
+            f"{self.name}: {count(self.train_ids, self.train):,} train and {count(self.test_ids, self.test):,} test",
+            f"{' x '.join(map(str, self.train[0].shape[1:]))} {self.train[0].dtype}",
+            f"{self.classes} classes",
+        ]
+        if self.owners:
+            parts.append(f"{len(self.owners):,} natural owners")
+        return ", ".join(parts)
+
+
+def count(ids: Labels | None, examples: tuple[Array, Labels]) -> int:
+    """Number of rows that are examples."""
+    return len(examples[1]) if ids is None else int((ids >= 0).sum())

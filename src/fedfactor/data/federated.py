@@ -1,0 +1,102 @@
+"""A data set split over clients: what a run trains on and is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfactor.data.dataset import Array, Dataset, Labels
+from fedfactor.data.partition import hold_out
+from fedfactor.data.partitions import Partition, View, create
+from fedfactor.rng import numpy_rng
+from fedfactor.task import Examples, FederatedData, Transform
+
+Rows = Labels
+
+
+def federated(
+    dataset: Dataset,
+    kind: str | Partition | Mapping[str, Any] = "iid",
+    *,
+    seed: int = 0,
+    own_test: bool = True,
+    test_share: float = 0.2,
+    test_limit: int = 0,
+    transform: Transform | None = None,
+    **options: Any,
+) -> FederatedData:
+    """Split a data set over clients; `kind` and `options` name the partition, `seed` is the partition's own.
+
+    The central test set is the data set's, and clients test on parts of it that look like their training data. Where a
+    data set has none, or its test examples are not by the same owners, `test_share` of every owner's examples is held
+    out. `test_limit` keeps that many test examples at random (0: all). Arrays are not copied; inputs stay as stored and
+    go through `transform`, by default the data set's.
+    """
+    partition = _partition(kind, options)
+    train_rows, test_rows, tested, tested_ids = _parts(dataset, partition, test_share, seed)
+    if 0 < test_limit < len(test_rows):
+        test_rows = np.sort(numpy_rng(seed, "test-limit").choice(test_rows, test_limit, replace=False))
+    train_parts, test_parts = partition.split(
+        _view(dataset.train, dataset.train_ids, train_rows),
+        _view(tested, tested_ids, test_rows),
+        numpy_rng(seed, "partition"),
+    )
+    if partition.by_owner:
+        # Only the owners who take part: nobody else's examples measure them.
+        used = np.unique(np.concatenate(test_parts))
+        test_parts = [np.searchsorted(used, part) for part in test_parts]
+        test_rows = test_rows[used]
+    central = _taken(tested, test_rows) if len(test_rows) else None
+    return FederatedData(
+        _tensors(dataset.train),
+        [torch.from_numpy(train_rows[part]) for part in train_parts],
+        central,
+        [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
+        transform or dataset.transform,
+    )
+
+
+def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any]) -> Partition:
+    if isinstance(kind, Mapping):
+        return create(**{"kind": "iid", **kind, **options})
+    if isinstance(kind, str):
+        return create(kind, **options)
+    if options:
+        raise ValueError(f"a partition that is built already takes no options, got {', '.join(options)}")
+    return kind
+
+
+def _parts(
+    dataset: Dataset, partition: Partition, share: float, seed: int
+) -> tuple[Rows, Rows, tuple[Array, Labels], Labels | None]:
+    """Return the rows to train on, the rows to test on, and the arrays and owners that the latter are rows of."""
+    ids, test_ids = dataset.train_ids, dataset.test_ids
+    shared = ids is not None and test_ids is not None and len(np.intersect1d(ids[ids >= 0], test_ids[test_ids >= 0]))
+    if len(dataset.test[1]) and (shared or not partition.by_owner):
+        return _examples(dataset.train, ids), _examples(dataset.test, test_ids), dataset.test, test_ids
+    # Without owners the classes are held out evenly.
+    groups = dataset.train[1] if ids is None else ids
+    train, test = hold_out(groups, share, numpy_rng(seed, "hold-out"), ordered=dataset.ordered, gap=dataset.gap)
+    return train, test, dataset.train, ids
+
+
+def _examples(examples: tuple[Array, Labels], ids: Labels | None) -> Rows:
+    return np.arange(len(examples[1])) if ids is None else np.flatnonzero(ids >= 0)
+
+
+def _view(examples: tuple[Array, Labels], ids: Labels | None, rows: Rows) -> View:
+    return View(np.asarray(examples[1][rows]), None if ids is None else np.asarray(ids[rows]))
+
+
+def _taken(examples: tuple[Array, Labels], rows: Rows) -> Examples:
+    """Return rows of arrays: the arrays themselves where all are wanted, else a copy."""
+    if len(rows) == len(examples[1]):
+        return _tensors(examples)
+    return _tensors((np.asarray(examples[0][rows]), np.asarray(examples[1][rows])))
+
+
+def _tensors(examples: tuple[Array, Labels]) -> Examples:
+    return torch.from_numpy(examples[0]), torch.from_numpy(examples[1])

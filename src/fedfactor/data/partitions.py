@@ -1,0 +1,246 @@
+"""Partitions by name: what a recipe says as `partition = {kind = "dirichlet", alpha = 0.5, clients = 100}`.
+
+Each is a frozen dataclass; its fields are its options. Another package adds its own with `register`, in a module named
+by an entry point of the group `fedfactor.partitions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from fedfactor.data import partition as functions
+from fedfactor.data.partition import Labels, Parts
+from fedfactor.data.sources.files import optional
+from fedfactor.registry import described
+
+GROUP = "fedfactor.partitions"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a partition may look at: the labels of the examples, and whose they are by nature."""
+
+    labels: Labels
+    ids: Labels | None = None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Splits training examples over clients, and picks every client's own test examples.
+
+    The rule for own test data: the same distribution as the client's training data. By default that is a part of the
+    test set in the proportions of the client's classes (`partition.matching_test`).
+    """
+
+    kind: ClassVar[str] = ""
+    by_owner: ClassVar[bool] = False
+    """Whether clients are natural owners: then test examples go to whoever made them."""
+
+    clients: int = field(default=10, metadata=described("how many clients there are"))
+
+    def __post_init__(self) -> None:
+        if self.clients < (0 if self.by_owner else 1):
+            raise ValueError(f"clients must be at least 1, got {self.clients}")
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        raise NotImplementedError
+
+    def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
+        """Return every client's training examples and its own test examples."""
+        parts = self.parts(train, rng)
+        return parts, functions.matching_test(train.labels, parts, test.labels, rng)
+
+
+Found = TypeVar("Found", bound=type[Partition])
+
+_kinds: dict[str, type[Partition]] = {}
+
+
+def register(kind: str) -> Callable[[Found], Found]:
+    """Class decorator that gives a partition its name in a recipe."""
+
+    def enter(cls: Found) -> Found:
+        known = _kinds.get(kind)
+        if known is not None and known.__qualname__ != cls.__qualname__:
+            raise ValueError(f"partition {kind!r} is registered already, by {known.__module__}")
+        cls.kind = kind
+        _kinds[kind] = cls
+        return cls
+
+    return enter
+
+
+def kinds() -> dict[str, type[Partition]]:
+    """Return all partitions by name, those of other packages included."""
+    _load_plugins()
+    return dict(sorted(_kinds.items()))
+
+
+def create(kind: str, **options: Any) -> Partition:
+    """Build a partition; mistakes name what there is."""
+    known = kinds()
+    if kind not in known:
+        near = difflib.get_close_matches(kind, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no partition is called {kind!r}; {hint}there are {', '.join(known)}")
+    legal = [f.name for f in dataclasses.fields(known[kind])]
+    for key in options:
+        if key not in legal:
+            near = difflib.get_close_matches(key, legal, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"partition {kind} has no option {key!r}; {hint}it has {', '.join(legal)}")
+    return known[kind](**options)
+
+
+@cache
+def _load_plugins() -> None:
+    for point in entry_points(group=GROUP):
+        point.load()
+
+
+@register("iid")
+@dataclass(frozen=True)
+class Iid(Partition):
+    """Shuffled examples, dealt out evenly."""
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        return functions.iid(train.labels, self.clients, rng)
+
+
+@register("dirichlet")
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Every class split over the clients by Dirichlet(alpha): sizes differ."""
+
+    alpha: float = field(default=0.5, metadata=described("small: few classes a client; large: nearly IID"))
+    least: int = field(default=2, metadata=described("smallest number of examples a client may have"))
+    tries: int = field(default=100, metadata=described("draws before the smallest clients are topped up"))
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        return functions.dirichlet(train.labels, self.clients, self.alpha, rng, least=self.least, tries=self.tries)
+
+
+@register("shards")
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Examples sorted by label and cut into shards, dealt out at random (McMahan et al. 2017)."""
+
+    shards: int = field(default=2, metadata=described("shards a client"))
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        return functions.shards(train.labels, self.clients, rng, shards=self.shards)
+
+
+@register("classes")
+@dataclass(frozen=True)
+class Classes(Partition):
+    """Exactly k classes a client, in equal shares, every class with equally many clients (FLANC)."""
+
+    k: int = field(default=3, metadata=described("classes a client"))
+    equal: bool = field(default=True, metadata=described("equal amounts to the example; what is left over is unused"))
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        return functions.k_classes(train.labels, self.clients, self.k, rng, equal=self.equal)
+
+
+@register("equal-dirichlet")
+@dataclass(frozen=True)
+class EqualDirichlet(Partition):
+    """Equally many examples a client, the mix of classes by Dirichlet(alpha) (PriSM); alpha = inf is IID."""
+
+    alpha: float = field(default=1.0, metadata=described("small: few classes a client; inf: IID"))
+    size: int = field(default=0, metadata=described("examples a client; 0: as many as there are"))
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        return functions.equal_dirichlet(train.labels, self.clients, self.alpha, rng, size=self.size)
+
+
+@register("dirichlet-pair")
+@dataclass(frozen=True)
+class DirichletPair(Partition):
+    """Training and test examples of a client drawn with one mix q of Dirichlet(alpha); clients overlap (FedDecomp)."""
+
+    alpha: float = field(default=0.1, metadata=described("small: few classes a client"))
+    train: int = field(default=500, metadata=described("training examples a client, at most"))
+    test: int = field(default=100, metadata=described("test examples a client, at most"))
+    replace_test: bool = field(default=False, metadata=described("a client's test examples may repeat"))
+
+    def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
+        """Return every client's training examples and its own test examples."""
+        return functions.dirichlet_pair(
+            train.labels,
+            test.labels,
+            self.clients,
+            self.alpha,
+            rng,
+            train=self.train,
+            test=self.test,
+            replace_test=self.replace_test,
+        )
+
+
+@register("natural")
+@dataclass(frozen=True)
+class Natural(Partition):
+    """One natural owner (role, writer) a client, or several."""
+
+    by_owner: ClassVar[bool] = True
+
+    clients: int = field(default=0, metadata=described("how many clients, owners taken at random; 0: all owners"))
+    ids_per_client: int = field(default=1, metadata=described("owners a client"))
+    least: int = field(default=1, metadata=described("owners with fewer training examples are left out"))
+
+    def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
+        """Return every client's training examples, and the test examples of the same owners."""
+        if train.ids is None:
+            raise ValueError("this data set has no natural owners: take another kind of partition")
+        groups = functions.owners(train.ids, self.clients, rng, ids_per_client=self.ids_per_client, least=self.least)
+        ids = np.empty(0, np.int64) if test.ids is None else test.ids
+        return functions.of_owners(train.ids, groups), functions.of_owners(ids, groups)
+
+
+@register("flower")
+@dataclass(frozen=True)
+class Flower(Partition):
+    """A Partitioner of flwr-datasets; it sees the columns `label` and, with natural owners, `owner`."""
+
+    clients: int = field(default=10, metadata=described("given to the Partitioner as num_partitions if it takes that"))
+    partitioner: str = field(default="IidPartitioner", metadata=described("name of the class in flwr_datasets"))
+    options: Mapping[str, Any] = field(default_factory=dict, metadata=described("arguments of the Partitioner"))
+
+    def parts(self, train: View, rng: np.random.Generator) -> Parts:
+        """Return every client's training examples."""
+        module = optional("flwr_datasets.partitioner", "flower", "a partition of kind flower")
+        cls = getattr(module, self.partitioner, None)
+        if cls is None:
+            raise ValueError(f"flwr_datasets has no partitioner called {self.partitioner!r}")
+        offered = {"num_partitions": self.clients, "seed": int(rng.integers(2**31))}
+        taken = inspect.signature(cls).parameters
+        options = {key: value for key, value in offered.items() if key in taken} | dict(self.options)
+        return from_flower(cls(**options), train.labels, train.ids)
+
+
+def from_flower(partitioner: Any, labels: Labels, ids: Labels | None = None) -> Parts:
+    """Let a flwr-datasets Partitioner split examples, by the columns `label` and `owner`."""
+    hub = optional("datasets", "flower", "a flwr-datasets Partitioner")
+    columns = {"label": labels, "row": np.arange(len(labels))}
+    if ids is not None:
+        columns["owner"] = ids
+    partitioner.dataset = hub.Dataset.from_dict(columns)
+    count = int(partitioner.num_partitions)
+    return [np.sort(np.asarray(partitioner.load_partition(client)["row"], np.int64)) for client in range(count)]

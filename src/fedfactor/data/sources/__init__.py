@@ -1,0 +1,21 @@
+"""Data sets read from the files their authors distribute; nothing is ever unpickled."""
+
+from fedfactor.data.sources import cifar, demo, folders, huggingface, leaf, mnist, text
+from fedfactor.data.sources.registry import MissingData, Source, data_folder, info, load, names, source
+
+__all__ = [
+    "MissingData",
+    "Source",
+    "cifar",
+    "data_folder",
+    "demo",
+    "folders",
+    "huggingface",
+    "info",
+    "leaf",
+    "load",
+    "mnist",
+    "names",
+    "source",
+    "text",
+]

@@ -1,0 +1,118 @@
+"""Arrays are made from a data set's files once, and memory-mapped from then on, so that processes share pages.
+
+The cache lies in the data folder, under a name that changes with the files and the options it was made from. It is
+written under another name and then renamed: there is a whole one or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfactor.data.dataset import Array
+from fedfactor.data.sources.registry import user_folder
+
+FOLDER = ".fedfactor"
+VERSION = 1
+"""Raised whenever a loader makes other arrays of the same files."""
+STALE_SECONDS = 86_400
+
+
+@dataclass
+class Draft:
+    """A cache being written: arrays straight into their files, and facts that JSON can hold."""
+
+    folder: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, name: str, array: Array) -> None:
+        """Write an array."""
+        np.save(self.folder / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return an array on disk to fill: data sets may be larger than memory."""
+        if 0 in shape:
+            self.put(name, np.empty(shape, dtype))
+            return np.empty(shape, dtype)
+        return np.lib.format.open_memmap(self.folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+
+
+def cached(
+    root: Path, name: str, made_from: Iterable[Path], options: Any, build: Callable[[Draft], None]
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays and facts that `build` makes, from the cache if it has made them of these files before."""
+    key = f"{name}-{_stamp(made_from, options)}"
+    homes = [root / FOLDER, user_folder() / FOLDER]
+    for home in homes:
+        if (found := _read(home / key)) is not None:
+            return found
+    last: OSError | None = None
+    for home in homes:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            _sweep(home)
+            draft = Draft(Path(tempfile.mkdtemp(prefix=f"new-{name}-", dir=home)))
+        except OSError as error:
+            last = error
+            continue
+        return _write(draft, home / key, build)
+    raise OSError(f"no place to keep the arrays of {name}: tried {homes[0]} and {homes[1]} ({last})")
+
+
+def _write(draft: Draft, target: Path, build: Callable[[Draft], None]) -> tuple[dict[str, Array], dict[str, Any]]:
+    try:
+        build(draft)
+        (draft.folder / "facts.json").write_text(json.dumps(draft.facts))
+        if _read(target) is None:
+            # What cannot be read is in the way of what can; another process may have written it meanwhile.
+            shutil.rmtree(target, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                draft.folder.rename(target)
+    finally:
+        shutil.rmtree(draft.folder, ignore_errors=True)
+    found = _read(target)
+    if found is None:
+        raise OSError(f"{target} could not be written")
+    return found
+
+
+def _read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    """Map the arrays of a cache; `None` if there is none, or what is there is not whole."""
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+        return {path.stem: _map(path) for path in sorted(folder.glob("*.npy"))}, facts
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _map(path: Path) -> Array:
+    # Copy on write: torch wants arrays it could write to, and the file must not change if it does.
+    mapped: Array = np.load(path, mmap_mode="c", allow_pickle=False)
+    return mapped
+
+
+def _stamp(made_from: Iterable[Path], options: Any) -> str:
+    """Name files by path, size and time: reading them all again would be as slow as no cache."""
+    parts: list[Any] = [VERSION, options]
+    for path in made_from:
+        status = path.stat()
+        parts.append([str(path.resolve()), status.st_size, status.st_mtime_ns])
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _sweep(home: Path) -> None:
+    """Remove what killed processes left half written."""
+    for left in home.glob("new-*"):
+        if time.time() - left.stat().st_mtime > STALE_SECONDS and os.access(left, os.W_OK):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""Any data set of the Hugging Face hub by its name, where there is a network and the package `datasets`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfactor.data.dataset import Array, Dataset
+from fedfactor.data.sources.cache import Draft, cached
+from fedfactor.data.sources.files import optional
+from fedfactor.data.sources.mnist import pair
+from fedfactor.data.sources.registry import MissingData, source
+from fedfactor.data.sources.text import numbered, words_of
+
+PARTS = ("train", "test")
+
+
+@source("huggingface", prefix=True)
+def huggingface(
+    folder: Path,
+    name: str,
+    config: str = "",
+    revision: str = "main",
+    train: str = "train",
+    test: str = "test",
+    inputs: str = "",
+    target: str = "",
+    natural: str = "",
+    size: int = 0,
+    vocabulary: int = 10_000,
+    length: int = 128,
+) -> Dataset:
+    """Any data set of images or texts with classes on the Hugging Face hub: huggingface:NAME.
+
+    `train` and `test` are names of splits (`test = ""`: none); columns are found by their types unless `inputs` and
+    `target` name them; `natural` is the column of the natural owner; `size` resizes images to a square.
+    """
+    hub = optional("datasets", "huggingface", f"the data set huggingface:{name}")
+
+    def build(draft: Draft) -> None:
+        splits = {
+            part: _split(hub, name, config, revision, split) for part, split in (("train", train), ("test", test))
+        }
+        first = splits["train"]
+        if first is None:
+            raise ValueError(f"huggingface:{name} needs the name of its training split")
+        x, y = _columns(name, first, inputs, target)
+        draft.facts["classes"] = _classes(first, y)
+        if _is_image(first, x):
+            _put_images(draft, name, splits, x, size)
+        else:
+            words = {part: [words_of(str(text)) for text in rows[x]] if rows else [] for part, rows in splits.items()}
+            encoded, draft.facts["vocabulary"] = numbered(words, vocabulary, length)
+            for part in PARTS:
+                draft.put(f"{part}_x", encoded[part])
+        _put_labels(draft, splits, y, natural)
+
+    key = [name, config, revision, train, test, inputs, target, natural, size, vocabulary, length]
+    arrays, facts = cached(folder, f"huggingface-{name.replace('/', '-')}", [], key, build)
+    return Dataset(
+        f"huggingface:{name}",
+        pair(arrays, "train"),
+        pair(arrays, "test"),
+        tuple(facts["classes"]),
+        norm="half",
+        vocabulary=tuple(facts.get("vocabulary", ())),
+        train_ids=arrays.get("train_ids"),
+        test_ids=arrays.get("test_ids"),
+        owners=tuple(facts.get("owners", ())),
+    )
+
+
+def _split(hub: Any, name: str, config: str, revision: str, split: str) -> Any:
+    if not split:
+        return None
+    try:
+        return hub.load_dataset(name, config or None, split=split, revision=revision)
+    except Exception as error:  # many kinds: no network, no such name, no such split, a gated repository
+        reason = " ".join(str(error).split())
+        raise MissingData(
+            f"huggingface:{name} ({split}) was looked for on the Hugging Face hub and its local cache and not "
+            f"loaded: {reason or type(error).__name__}; fetch it once with a network by `hf download --repo-type "
+            f"dataset {name}`"
+        ) from error
+
+
+def _columns(name: str, rows: Any, inputs: str, target: str) -> tuple[str, str]:
+    """Find the columns of inputs and classes."""
+    features = rows.features
+    kind = {column: type(feature).__name__ for column, feature in features.items()}
+    found = (
+        inputs or next((c for c in kind if kind[c] == "Image"), None) or next((c for c in kind if c == "text"), None)
+    )
+    labels = target or next((c for c in kind if kind[c] == "ClassLabel"), None)
+    for column, option in ((found, "inputs"), (labels, "target")):
+        if column is None or column not in features:
+            raise ValueError(
+                f"huggingface:{name}: which column are the {option}? Give {option} = one of {', '.join(features)}"
+            )
+    return str(found), str(labels)
+
+
+def _is_image(rows: Any, column: str) -> bool:
+    return type(rows.features[column]).__name__ == "Image"
+
+
+def _classes(rows: Any, column: str) -> list[str]:
+    names = getattr(rows.features[column], "names", None)
+    if names is not None:
+        return [str(name) for name in names]
+    return [str(value) for value in sorted(set(rows[column]))]
+
+
+def _put_images(draft: Draft, name: str, splits: dict[str, Any], column: str, size: int) -> None:
+    shape: tuple[int, ...] | None = None
+    for part, rows in splits.items():
+        count = len(rows) if rows else 0
+        array: Array | None = None
+        for row in range(count):
+            pixels = _pixels(rows[row][column], size, None if shape is None else shape[0])
+            shape = shape or pixels.shape
+            if pixels.shape != shape:
+                raise ValueError(f"huggingface:{name}: images differ in size ({pixels.shape}, {shape}); give a size")
+            if array is None:
+                array = draft.empty(f"{part}_x", (count, *shape), "uint8")
+            array[row] = pixels
+        if array is None:
+            draft.put(f"{part}_x", np.empty((0, *(shape or (3, 0, 0))), np.uint8))
+
+
+def _pixels(image: Any, size: int, channels: int | None) -> Array:
+    """Turn a Pillow image into bytes, channels first; all have as many channels as the first one."""
+    grey = image.mode in ("1", "L", "I;16", "LA") if channels is None else channels == 1
+    picture = image.convert("L" if grey else "RGB")
+    if size:
+        picture = picture.resize((size, size))
+    pixels = np.asarray(picture)
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def _put_labels(draft: Draft, splits: dict[str, Any], column: str, natural: str) -> None:
+    classes: list[str] = draft.facts["classes"]
+    number = {name: index for index, name in enumerate(classes)}
+    owners: dict[str, int] = {}
+    for part, rows in splits.items():
+        values = list(rows[column]) if rows else []
+        if rows and getattr(rows.features[column], "names", None) is None:
+            unknown = {str(value) for value in values} - set(number)
+            if unknown:
+                raise ValueError(f"the {part} split has classes that the training split lacks: {', '.join(unknown)}")
+            values = [number[str(value)] for value in values]
+        draft.put(f"{part}_y", np.array(values, np.int64))
+        if natural:
+            ids = [owners.setdefault(str(owner), len(owners)) for owner in rows[natural]] if rows else []
+            draft.put(f"{part}_ids", np.array(ids, np.int64))
+    if natural:
+        draft.facts["owners"] = list(owners)

@@ -1,0 +1,154 @@
+"""Data sets by name: a table that other packages can add to.
+
+A package registers its own with `source`, or names a plain loader in an entry point of the group `fedfactor.data`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedfactor.data.dataset import Dataset
+
+GROUP = "fedfactor.data"
+VARIABLE = "FEDFACTOR_DATA"
+
+PICTURE: dict[str, Any] = {"norm": "", "crop": 0, "flip": False, "rotate": 0.0}
+"""Options that every data set of images has, and their defaults; an empty norm is the data set's own."""
+
+Loader = Callable[..., Dataset]
+Found = TypeVar("Found", bound=Loader)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A registered data set: how it is read, and the commands that fetch its files into `{data}`.
+
+    The loader takes the data folder and the options of a recipe. A `prefix` is followed by a colon and a name that
+    the loader takes as its second argument.
+    """
+
+    name: str
+    loader: Loader
+    fetch: str = ""
+    prefix: bool = False
+
+    @property
+    def summary(self) -> str:
+        """First line of the loader's docstring."""
+        return (self.loader.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The loader's options and their defaults."""
+        positional = 2 if self.prefix else 1
+        parameters = list(inspect.signature(self.loader).parameters.values())[positional:]
+        return {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind != p.VAR_KEYWORD}
+
+
+class MissingData(FileNotFoundError):
+    """The files of a data set are not there; the message says where they were looked for and how to get them."""
+
+
+_sources: dict[str, Source] = {}
+
+
+def source(name: str, *, fetch: str = "", prefix: bool = False) -> Callable[[Found], Found]:
+    """Enter the decorated loader under `name`."""
+
+    def enter(loader: Found) -> Found:
+        known = _sources.get(name)
+        if known is not None and _origin(known.loader) != _origin(loader):
+            raise ValueError(f"data set {name!r} is already registered by {_origin(known.loader)}; choose another name")
+        _sources[name] = Source(name, loader, fetch, prefix)
+        return loader
+
+    return enter
+
+
+def names() -> list[str]:
+    """Names of all data sets, those of other packages included (which are not imported for it)."""
+    return sorted({*_sources, *_plugins()})
+
+
+def info(name: str) -> Source:
+    """Look a data set up; another package's is imported when it is first asked for."""
+    key, colon, _ = name.partition(":")
+    if name in _sources or name in _plugins() or not colon:
+        key = name
+    if key not in _sources and (plugin := _plugins().get(key)) is not None:
+        loaded = plugin.load()
+        if key not in _sources:
+            source(key)(loaded)
+    if key not in _sources:
+        known = names()
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no data set is called {name!r}; {hint}there are {', '.join(known)}")
+    return _sources[key]
+
+
+def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset:
+    """Read a data set from its files in `data_dir` (else `FEDFACTOR_DATA`, else the user's cache folder).
+
+    Options are those of the loader, and for images `norm`, `crop`, `flip` and `rotate`: see `Dataset`.
+    """
+    found = info(name)
+    legal = {**found.options, **PICTURE}
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in inspect.signature(found.loader).parameters.values())
+    for key in options:
+        if key not in legal and not takes_any:
+            near = difflib.get_close_matches(key, legal, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{found.name} has no option {key!r}; {hint}it has {', '.join(legal) or 'none'}")
+    picture = {key: options.pop(key) for key in PICTURE if key in options}
+    picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
+    folder = data_folder(data_dir)
+    if found.prefix:
+        rest = name.partition(":")[2]
+        if not rest:
+            raise ValueError(f"{found.name} needs a name after a colon, such as {found.name}:NAME")
+        return dataclasses.replace(found.loader(folder, rest, **options), **picture)
+    return dataclasses.replace(found.loader(folder, **options), **picture)
+
+
+def resolved(name: str, **options: Any) -> dict[str, Any]:
+    """Return the whole table of a data set: its name, what is given and the defaults of all else."""
+    return {"name": name, **info(name).options, **PICTURE, **options}
+
+
+def data_folder(data_dir: Path | str | None = None) -> Path:
+    """Return the folder data sets are looked for in; it need not exist."""
+    chosen = data_dir or os.environ.get(VARIABLE)
+    return Path(chosen).expanduser() if chosen else user_folder()
+
+
+def user_folder() -> Path:
+    """Return the default folder, within the user's cache."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "fedfactor" / "data"
+
+
+def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
+    """Build the error of a data set whose files are in none of the places looked at."""
+    places = " or ".join(str(place) for place in looked)
+    fetch = info(name).fetch.format(data=folder)
+    how = f"; fetch it with `{fetch}`" if fetch else ""
+    return MissingData(f"{name} was looked for in {places} and not found{how}, or name its folder by {VARIABLE}")
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _origin(loader: Loader) -> str:
+    return f"{loader.__module__}.{getattr(loader, '__qualname__', repr(loader))}"

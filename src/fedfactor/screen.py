@@ -1,0 +1,91 @@
+"""What a person sees on the terminal while a run goes on and when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+
+class Progress:
+    """A bar a run on a terminal, a line a round elsewhere, nothing when quiet."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self._console, self._quiet = console, quiet
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+        )
+        self._bars = Bars(*columns, console=console, disable=quiet or not console.is_terminal)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def start(self, name: str, rounds: int) -> Callable[[dict[str, Any]], None]:
+        """Return a listener for the events of a run of so many rounds."""
+        task = self._bars.add_task(escape(name), total=rounds, note="")
+
+        def listen(event: dict[str, Any]) -> None:
+            if event["event"] != "round" or self._quiet:
+                return
+            note = line(event)
+            self._bars.update(task, completed=event["round"], note=note)
+            if not self._console.is_terminal:
+                self._console.print(f"{name}: round {event['round']}/{rounds}, {note}", highlight=False, markup=False)
+
+        return listen
+
+
+def line(event: dict[str, Any]) -> str:
+    """Say in a few words how a round went."""
+    words = [f"loss {event['loss']:.3f}"]
+    if "global" in event:
+        words += [f"accuracy {scores['accuracy']:.3f} at {level}" for level, scores in event["global"].items()]
+    elif "selected_after" in event:
+        words.append(f"clients' accuracy {event['selected_after']['accuracy']:.3f}")
+    words.append(f"{(event['totals']['bytes_down'] + event['totals']['bytes_up']) / 1e6:.1f} MB")
+    if event["failures"]:
+        words.append(f"{len(event['failures'])} failed: {event['failures'][0]['reason'][:60]}")
+    return ", ".join(words)
+
+
+def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the closing table: accuracy, bytes, and how many times fewer than the first run's."""
+    table = Table("run", "accuracy", "best", "MB", "fewer bytes", "failures", "seconds")
+    printed = any("accuracy" in paper for paper in papers.values())
+    if printed:
+        table.add_column("paper's accuracy")
+    first = 0.0
+    for name, summary in found.items():
+        size = summary["bytes_up"] + summary["bytes_down"]
+        first = first or size
+        row = [
+            escape(name),
+            _number(summary["final_accuracy"]),
+            _number(summary["best_accuracy"]),
+            f"{size / 1e6:.2f}",
+            f"{first / size:.1f}x" if size else "-",
+            f"{summary['failures']:.0f}",
+            f"{summary['seconds']:.0f}",
+        ]
+        table.add_row(*row, *([str(papers[name].get("accuracy", "-"))] if printed else []))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

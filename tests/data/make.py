@@ -1,0 +1,81 @@
+"""Tiny files in the formats that data sets are distributed in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def idx(path: Path, array: np.ndarray[Any, Any]) -> None:
+    code = {"uint8": 0x08, "int32": 0x0C}[str(array.dtype)]
+    head = bytes([0, 0, code, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    data = head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def mnist(place: Path, train: int = 20, test: int = 10, end: str = ".gz") -> dict[str, np.ndarray[Any, Any]]:
+    made = {
+        "train-images-idx3-ubyte": pixels(train, 28, 28, seed=1),
+        "train-labels-idx1-ubyte": np.arange(train, dtype=np.uint8) % 10,
+        "t10k-images-idx3-ubyte": pixels(test, 28, 28, seed=2),
+        "t10k-labels-idx1-ubyte": np.arange(test, dtype=np.uint8)[::-1] % 10,
+    }
+    for name, array in made.items():
+        idx(place / (name + end), array)
+    return made
+
+
+def cifar10(folder: Path, each: int = 4) -> list[np.ndarray[Any, Any]]:
+    place = folder / "cifar-10-batches-bin"
+    place.mkdir(parents=True)
+    made = []
+    for number, name in enumerate([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]):
+        rows = pixels(each, 3073, seed=number)
+        rows[:, 0] %= 10
+        rows.tofile(place / name)
+        made.append(rows)
+    (place / "batches.meta.txt").write_text("\n".join(f"class{i}" for i in range(10)) + "\n\n")
+    return made
+
+
+def cifar100(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    place = folder / "cifar-100-binary"
+    place.mkdir(parents=True)
+    made = {}
+    for name, count in (("train", 6), ("test", 3)):
+        rows = pixels(count, 3074, seed=count)
+        rows[:, 0] %= 20
+        rows[:, 1] %= 100
+        rows.tofile(place / f"{name}.bin")
+        made[name] = rows
+    (place / "fine_label_names.txt").write_text("\n".join(f"fine{i}" for i in range(100)) + "\n")
+    return made
+
+
+def image(path: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write an image, channels first."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0)).save(path)
+
+
+def femnist(path: Path, users: dict[str, list[int]], seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = {user: pixels(len(labels), 784, seed=seed) for user, labels in users.items()}
+    data = {
+        "users": list(users),
+        "num_samples": [len(labels) for labels in users.values()],
+        "user_data": {user: {"x": (images[user] / 255).tolist(), "y": labels} for user, labels in users.items()},
+    }
+    path.write_text(json.dumps(data))
+    return images

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfactor.data import Dataset, MissingData, load
+from fedfactor.data.sources import data_folder, info, names, registry
+from tests.data import make
+
+
+def test_all_sources_say_what_they_are() -> None:
+    expected = {
+        "ag_news", "cifar10", "cifar100", "cinic10", "digits", "fashion-mnist", "femnist", "folder", "huggingface",
+        "imdb", "mnist", "mnist-writers", "shakespeare", "tiny-imagenet",
+    }  # fmt: skip
+    assert expected <= set(names())
+    for name in names():
+        assert info(name).summary, name
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {"digits", "folder", "huggingface"}))
+def test_missing_data_is_one_sentence(name: str, tmp_path: Path) -> None:
+    if name == "mnist-writers":
+        make.mnist(tmp_path)
+    with pytest.raises(MissingData) as caught:
+        load(name, tmp_path)
+    text = str(caught.value)
+    assert text.startswith(f"{name} was looked for in {tmp_path}")
+    assert "fetch it with `" in text
+    assert "{" not in text
+    assert "\n" not in text
+
+
+def test_mistakes_name_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no data set is called 'cifar'; did you mean 'cifar100'|'cifar10'"):
+        load("cifar", tmp_path)
+    with pytest.raises(ValueError, match="imdb has no option 'lenght'; did you mean 'length'"):
+        load("imdb", tmp_path, lenght=3)
+    with pytest.raises(ValueError, match="huggingface needs a name after a colon"):
+        load("huggingface", tmp_path)
+
+
+def test_digits_need_nothing(tmp_path: Path) -> None:
+    data = load("digits", tmp_path / "nowhere")
+    assert data.train[0].shape == (1438, 1, 8, 8)
+    assert data.train[0].max() == 16
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDFACTOR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_folder() == tmp_path / "cache" / "fedfactor" / "data"
+    monkeypatch.setenv("FEDFACTOR_DATA", str(tmp_path / "mine"))
+    assert data_folder() == tmp_path / "mine"
+    assert data_folder("here") == Path("here")
+
+
+def test_the_recipe_can_choose_normalisation_and_augmentation(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    data = load("cifar10", tmp_path, norm="flanc", crop=4, flip=True)
+    assert (data.transform.crop, data.transform.flip) == (4, True)  # type: ignore[union-attr]
+    assert load("cifar10", tmp_path, norm="").norm == "cifar10"
+    with pytest.raises(ValueError, match="no normalisation is called 'flank'; there are"):
+        load("cifar10", tmp_path, norm="flank")
+    table = registry.resolved("imdb", words=10)
+    assert table["name"] == "imdb" and table["words"] == 10 and table["length"] == 500 and table["crop"] == 0
+
+
+def test_text_is_not_augmented(tmp_path: Path) -> None:
+    place = tmp_path / "ag_news_csv"
+    place.mkdir()
+    for part in ("train", "test"):
+        (place / f"{part}.csv").write_text('"1","a","b"\n')
+    with pytest.raises(ValueError, match="ag_news is text"):
+        load("ag_news", tmp_path, crop=4)
+
+
+def test_arrays_are_mapped_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedfactor.data.sources import cifar
+
+    make.cifar10(tmp_path)
+    first = load("cifar10", tmp_path)
+    assert isinstance(first.train[0], np.memmap)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "_rows", lambda *_: pytest.fail("read again"))
+        again = load("cifar10", tmp_path)
+    np.testing.assert_array_equal(again.train[0], first.train[0])
+    # Writing into the array must not reach the file.
+    again.train[0][0] = 0
+    np.testing.assert_array_equal(load("cifar10", tmp_path).train[0], first.train[0])
+    assert not list((tmp_path / ".fedfactor").glob("new-*"))
+
+
+def test_changed_files_and_damaged_caches_are_read_again(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    assert len(load("cifar10", tmp_path).train[1]) == 20
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
+    path.write_bytes(path.read_bytes() * 2)
+    assert len(load("cifar10", tmp_path).train[1]) == 24
+    for folder in (tmp_path / ".fedfactor").iterdir():
+        (folder / "train_x.npy").write_bytes((folder / "train_x.npy").read_bytes()[:200])
+    assert load("cifar10", tmp_path).train[0].shape == (24, 3, 32, 32)
+
+
+def test_a_failure_leaves_no_cache(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        load("cifar10", tmp_path)
+    assert list((tmp_path / ".fedfactor").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make.cifar10(tmp_path / "data")
+    (tmp_path / "data" / ".fedfactor").write_text("in the way")
+    assert len(load("cifar10", tmp_path / "data").train[1]) == 20
+    assert list((tmp_path / "cache" / "fedfactor" / "data" / ".fedfactor").glob("cifar10-*"))
+    (tmp_path / "other").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(OSError, match="no place to keep the arrays of cifar10"):
+        load("cifar10", tmp_path / "data")
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    found: list[Dataset] = []
+    threads = [threading.Thread(target=lambda: found.append(load("cifar10", tmp_path))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for data in found:
+        np.testing.assert_array_equal(data.train[0], found[0].train[0])
+    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
+
+
+def tiny(folder: Path, size: int = 3) -> Dataset:
+    """Ones."""
+    examples = np.ones((size, 1, 2, 2), np.uint8), np.zeros(size, np.int64)
+    return Dataset("tiny", examples, examples, ("zero",))
+
+
+def test_users_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_sources", dict(registry._sources))
+    registry.source("tiny")(tiny)
+    assert len(load("tiny", tmp_path, size=5).train[1]) == 5
+    with pytest.raises(ValueError, match="'tiny' is already registered by"):
+        registry.source("tiny")(lambda folder: tiny(folder))
+
+
+def test_packages_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_sources", dict(registry._sources))
+    point = EntryPoint("plugged", "tests.data.test_sources:tiny", registry.GROUP)
+    monkeypatch.setattr(registry, "_plugins", lambda: {"plugged": point})
+    assert "plugged" in names()
+    assert load("plugged", tmp_path).name == "tiny"
+
+
+class Image:
+    """Stands for a feature of the package `datasets`."""
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Rows:
+    def __init__(self, features: dict[str, Any], columns: dict[str, list[Any]]) -> None:
+        self.features, self.columns = features, columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
+    def load_dataset(name: str, config: str | None, split: str, revision: str) -> Rows:
+        if name != "owner/set" or split not in splits:
+            raise ConnectionError("couldn't reach\nthe hub")
+        return splits[split]
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+def test_huggingface_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, Any] = {"text": object(), "label": ClassLabel(), "who": object()}
+    train = Rows(kinds, {"text": ["Meow meow", "woof"], "label": [0, 1], "who": ["ann", "bob"]})
+    test = Rows(kinds, {"text": ["meow moo"], "label": [0], "who": ["bob"]})
+    hub(monkeypatch, {"train": train, "test": test})
+    data = load("huggingface:owner/set", tmp_path, length=3, natural="who")
+    assert data.class_names == ("cat", "dog")
+    np.testing.assert_array_equal(data.train[0], [[2, 2, 0], [3, 0, 0]])
+    np.testing.assert_array_equal(data.test[0], [[2, 1, 0]])
+    assert data.test_ids is not None and data.test_ids.tolist() == [1]
+    assert data.owners == ("ann", "bob")
+    with pytest.raises(MissingData, match=r"hub .* not loaded: couldn't reach the hub; fetch it once"):
+        load("huggingface:owner/other", tmp_path)
+    with pytest.raises(ValueError, match="which column are the inputs\\? Give inputs = one of text, label, who"):
+        load("huggingface:owner/set", tmp_path, inputs="txt")
+
+
+def test_huggingface_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    arrays = [make.pixels(5, 4, 3, seed=seed) for seed in range(3)]
+    pictures = [pillow.fromarray(array) for array in arrays]
+    kinds: dict[str, Any] = {"img": Image(), "what": object()}
+    rows = Rows(kinds, {"img": pictures, "what": ["b", "a", "b"]})
+    hub(monkeypatch, {"train": rows})
+    data = load("huggingface:owner/set", tmp_path, test="", target="what")
+    np.testing.assert_array_equal(data.train[0], np.stack(arrays).transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.train[1], [1, 0, 1])
+    assert data.test[0].shape == (0, 3, 5, 4)
+
+
+def test_huggingface_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"huggingface:owner/set needs datasets: pip install 'fedfactor\[huggingface\]'"):
+        load("huggingface:owner/set", tmp_path)
