@@ -37,9 +37,10 @@ def huggingface(
     `train` and `test` are names of splits (`test = ""`: none); columns are found by their types unless `inputs` and
     `target` name them; `natural` is the column of the natural owner; `size` resizes images to a square.
     """
-    hub = optional("datasets", "huggingface", f"the data set huggingface:{name}")
 
     def build(draft: Draft) -> None:
+        # Only here: arrays made once need neither the package nor a network.
+        hub = optional("datasets", "huggingface", f"the data set huggingface:{name}")
         splits = {
             part: _split(hub, name, config, revision, split) for part, split in (("train", train), ("test", test))
         }
@@ -64,7 +65,7 @@ def huggingface(
         pair(arrays, "train"),
         pair(arrays, "test"),
         tuple(facts["classes"]),
-        norm="half",
+        norm="half" if arrays["train_x"].ndim == 4 else "none",
         vocabulary=tuple(facts.get("vocabulary", ())),
         train_ids=arrays.get("train_ids"),
         test_ids=arrays.get("test_ids"),
