@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 import types
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfactor.data import Dataset, MissingData, load
+from fedfactor.data import Dataset, MissingData, load, resolved_data
 from fedfactor.data.sources import data_folder, info, names, registry
 from tests.data import make
 
@@ -70,7 +72,7 @@ def test_the_recipe_can_choose_normalisation_and_augmentation(tmp_path: Path) ->
     assert load("cifar10", tmp_path, norm="").norm == "cifar10"
     with pytest.raises(ValueError, match="no normalisation is called 'flank'; there are"):
         load("cifar10", tmp_path, norm="flank")
-    table = registry.resolved("imdb", words=10)
+    table = resolved_data("imdb", words=10)
     assert table["name"] == "imdb" and table["words"] == 10 and table["length"] == 500 and table["crop"] == 0
 
 
@@ -129,6 +131,29 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     with pytest.raises(OSError, match="no place to keep the arrays of cifar10"):
         load("cifar10", tmp_path / "data")
+
+
+def test_what_cannot_be_removed_is_gone_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make.cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    (there,) = (tmp_path / ".fedfactor").iterdir()
+    for path in there.iterdir():
+        path.unlink()
+    there.rmdir()
+    there.write_text("a file in the way")
+    assert len(load("cifar10", tmp_path).train[1]) == 20
+    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    for name, age in (("new-old", 100_000), ("new-young", 0)):
+        left = tmp_path / ".fedfactor" / name
+        left.mkdir(parents=True)
+        os.utime(left, (time.time() - age,) * 2)
+    make.cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    assert [path.name for path in (tmp_path / ".fedfactor").glob("new-*")] == ["new-young"]
 
 
 def test_many_at_once(tmp_path: Path) -> None:

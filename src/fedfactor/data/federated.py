@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +59,14 @@ def federated(
         [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
         transform or dataset.transform,
     )
+
+
+def resolved(kind: str = "iid", **options: Any) -> dict[str, Any]:
+    """Return the whole table of a partition, with the defaults of all that is not given; mistakes are raised."""
+    own = inspect.signature(federated).parameters
+    defaults = {name: own[name].default for name in ("seed", "own_test", "test_share", "test_limit")}
+    mine = {name: options.pop(name, default) for name, default in defaults.items()}
+    return {"kind": kind, **mine, **dataclasses.asdict(create(kind, **options))}
 
 
 def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any]) -> Partition:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -59,18 +58,24 @@ def cached(
             return found
     last: OSError | None = None
     for home in homes:
+        draft = Draft(home / f"new-{name}-{secrets.token_hex(8)}")
         try:
-            home.mkdir(parents=True, exist_ok=True)
-            _sweep(home)
-            draft = Draft(Path(tempfile.mkdtemp(prefix=f"new-{name}-", dir=home)))
+            # Not by tempfile: whoever may read the data may read this.
+            draft.folder.mkdir(parents=True)
         except OSError as error:
             last = error
             continue
-        return _write(draft, home / key, build)
-    raise OSError(f"no place to keep the arrays of {name}: tried {homes[0]} and {homes[1]} ({last})")
+        _sweep(home)
+        if (found := _write(draft, home / key, build)) is not None:
+            return found
+    reason = f" ({last})" if last else ""
+    raise OSError(f"no place to keep the arrays of {name}: tried {homes[0]} and {homes[1]}{reason}")
 
 
-def _write(draft: Draft, target: Path, build: Callable[[Draft], None]) -> tuple[dict[str, Array], dict[str, Any]]:
+def _write(
+    draft: Draft, target: Path, build: Callable[[Draft], None]
+) -> tuple[dict[str, Array], dict[str, Any]] | None:
+    """Build a cache and give it its name; `None` if something is in the way that can be neither read nor removed."""
     try:
         build(draft)
         (draft.folder / "facts.json").write_text(json.dumps(draft.facts))
@@ -81,10 +86,7 @@ def _write(draft: Draft, target: Path, build: Callable[[Draft], None]) -> tuple[
                 draft.folder.rename(target)
     finally:
         shutil.rmtree(draft.folder, ignore_errors=True)
-    found = _read(target)
-    if found is None:
-        raise OSError(f"{target} could not be written")
-    return found
+    return _read(target)
 
 
 def _read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
@@ -114,5 +116,7 @@ def _stamp(made_from: Iterable[Path], options: Any) -> str:
 def _sweep(home: Path) -> None:
     """Remove what killed processes left half written."""
     for left in home.glob("new-*"):
-        if time.time() - left.stat().st_mtime > STALE_SECONDS and os.access(left, os.W_OK):
-            shutil.rmtree(left, ignore_errors=True)
+        # Another process may be sweeping too.
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)

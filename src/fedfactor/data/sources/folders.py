@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
             test.append((place / "val" / "images" / file, label_of[wnid]))
     named = _words(place, classes)
     files = {"train": train, "test": test}
-    return _dataset("tiny-imagenet", folder, files, classes, size=size, names=named, norm="tiny-imagenet")
+    return _dataset("tiny-imagenet", folder, files, classes, size=size, names=named, norm="tiny-imagenet", also=[notes])
 
 
 @source(
@@ -111,6 +112,7 @@ def _dataset(
     names: list[str] | None = None,
     norm: str = "imagenet",
     label: str = "",
+    also: Sequence[Path] = (),
 ) -> Dataset:
     """Decode all files into arrays on disk, once."""
 
@@ -127,7 +129,7 @@ def _dataset(
     # A folder's time changes when a file is added or removed: enough, and far faster than asking every file.
     inside = sorted({path.parent for listed in files.values() for path, _ in listed})
     options = {"size": size, "channels": channels, "counts": [len(listed) for listed in files.values()]}
-    arrays, _ = cached(root, f"{name}-{label}" if label else name, inside, options, build)
+    arrays, _ = cached(root, f"{name}-{label}" if label else name, [*inside, *also], options, build)
     norm = "half" if channels == 1 else norm
     return Dataset(name, pair(arrays, "train"), pair(arrays, "test"), tuple(names or classes), norm=norm)
 

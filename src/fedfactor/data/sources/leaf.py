@@ -51,7 +51,7 @@ def shakespeare(folder: Path, roles: int = 0, least: int = 2, role_seed: int = 0
         draft.put("owner", owner)
         draft.facts["roles"] = [path.stem for path in chosen]
 
-    arrays, facts = cached(folder, "shakespeare", [place, *([plays] if known is not None else [])], {}, build)
+    arrays, facts = cached(folder, "shakespeare", [*paths, *([plays] if known is not None else [])], {}, build)
     # Windows overlap, so the text is enough: a row is a view of 80 characters, and no window is stored.
     inputs = np.lib.stride_tricks.sliding_window_view(arrays["text"][:-1], WINDOW, writeable=True)
     owner, names = _some_roles(arrays["owner"], tuple(facts["roles"]), roles, least, role_seed)
