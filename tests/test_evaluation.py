@@ -118,6 +118,33 @@ def test_the_result_prints_what_it_measured_and_how() -> None:
         assert part in text
 
 
+def test_language_is_measured_a_token() -> None:
+    logits = torch.zeros(2, 3, 5)
+    logits[:, 1] = 1.0
+    model = nn.Identity()
+    scores = Task(model, data(), "language").evaluate(model, (logits, torch.ones(2, 5, dtype=torch.long)))
+    assert scores["accuracy"] == 1.0 and scores["examples"] == 10
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x, y: fedfactor.simulate(nn.Linear(2, 2), (x, y[:3]), clients=2), "4 inputs but 3 targets"),
+        (lambda x, y: fedfactor.simulate(nn.Linear(2, 2), (x.numpy(), y), clients=2), "must be two tensors"),
+        (lambda x, y: fedfactor.simulate(nn.Linear(2, 2), (x, y), clients=9), "4 examples cannot be split over 9"),
+        (lambda x, y: fedfactor.FederatedData((x, y), [torch.tensor([0, 9])]), "reaches from 0 to 9, there are 4"),
+        (
+            lambda x, y: fedfactor.FederatedData((x, y), [torch.tensor([], dtype=torch.long)]),
+            "client 0 has no examples",
+        ),
+        (lambda x, y: fedfactor.FederatedData((x, y), []), "lists no client"),
+    ],
+)
+def test_data_that_cannot_be_is_refused_at_once(build: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))  # type: ignore[operator]
+
+
 def test_a_last_batch_of_one_joins_the_one_before() -> None:
     result = fedfactor.simulate(
         nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),

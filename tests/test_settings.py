@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from fedfactor.methods import FedAvg
 from fedfactor.settings import Capacities, Rounds, Schedule, Training
 from tests.conformance.tiny import run
 
@@ -20,7 +21,7 @@ def test_schedules() -> None:
     assert cosine.rate(0.1, 0, 8) == pytest.approx(0.1)
     assert cosine.rate(0.1, 4, 8) == pytest.approx((0.1 + 1e-4) / 2)
     assert cosine.rate(0.1, 8, 8) == pytest.approx(1e-4)
-    with pytest.raises(ValueError, match="schedule must be"):
+    with pytest.raises(ValueError, match="schedule must be one of constant"):
         Schedule("linear")  # type: ignore[arg-type]
 
 
@@ -49,7 +50,7 @@ def test_cohorts() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Training(lr=-1), "lr must be at least 0"),
+        (lambda: Training(lr=-1), "lr must be a number, at least 0"),
         (lambda: Training(dtype="float8"), "dtype must be one of"),
         (lambda: Capacities({1.5: 1.0}), r"capacities must lie in \(0, 1\]"),
         (lambda: Capacities({0.5: 0.0}), "shares of capacities must be positive"),
@@ -57,6 +58,15 @@ def test_cohorts() -> None:
         (lambda: Rounds(quorum=0.0), "quorum must lie in"),
         (lambda: run(round=3), "has no setting 'round'"),
         (lambda: run("scaffold"), "no method is called 'scaffold'"),
+        (lambda: Training(epochs=1.5), "epochs must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Training(lr=math.nan), "lr must be a number"),
+        (lambda: Training(momentum=2.0), r"momentum must be a number, in \[0, 1\]"),
+        (lambda: Training(schedule="linear"), "schedule must be one of"),  # type: ignore[arg-type]
+        (lambda: Rounds(rounds=2.5), "rounds must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Rounds(evaluate_clients="every"), "evaluate_clients must be one of none, selected, all"),  # type: ignore[arg-type]
+        (lambda: Capacities([1.0]), "capacities are levels with their shares"),  # type: ignore[arg-type]
+        (lambda: run(cohort=9), "a cohort of 9 cannot be drawn from 6 clients"),
+        (lambda: run(FedAvg), "give an object, FedAvg()"),
     ],
 )
 def test_bad_settings_say_what_is_legal(make: object, message: str) -> None:

@@ -6,7 +6,7 @@ bytes: what runs here in a process of its own is what runs on a phone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.methods.base import Method, Phase
+from fedfactor.nn.norms import batch_norms
+from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import Optimizer
 from fedfactor.plan import Tensors
 from fedfactor.rng import derive, torch_rng
@@ -33,6 +35,7 @@ class Setup:
     training: Training
     _networks: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
+    _trained: dict[float, frozenset[str]] = field(default_factory=dict)
 
     def network(self, capacity: float) -> nn.Module:
         """Return the network of a capacity: one object, refilled by whoever uses it.
@@ -45,8 +48,14 @@ class Setup:
                 built = self.method.network(self.task.build, capacity)
             built = built.to(self.training.torch_device, self.training.torch_dtype)
             self._networks[capacity] = built
+            self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
             self._kept[capacity] = {name: tensor.clone() for name, tensor in self.method.keep(built).items()}
         return self._networks[capacity]
+
+    def trained(self, capacity: float) -> frozenset[str]:
+        """Return the names of the parameters that the model's author did not freeze: what codecs may change."""
+        self.network(capacity)
+        return self._trained[capacity]
 
     def kept(self, capacity: float) -> Tensors:
         """Return what a client that never took part holds."""
@@ -85,7 +94,7 @@ class Context:
 def work(setup: Setup, job: bytes, state: bytes | None) -> tuple[bytes, bytes | None]:
     """Do one job and return the reply and the client's new state (`None`: unchanged)."""
     message = decode(job)
-    kept = _sections(decode(state).tensors) if state else {}
+    kept = sections(decode(state).tensors) if state else {}
     client, round = message.fields["client"], message.fields["round"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(setup.training.seed, message.kind, round, client))
@@ -123,11 +132,14 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
 
-    state_dict = network.state_dict()
-    shared = {name: state_dict[name].detach().to(wanted.dtype) for name, wanted in ctx.down.items()}
-    extras, optimizer_state = setup.optimizer.finish(shared, ctx)
+    own = tensors_of(network)
+    shared = {name: own[name].to(wanted.dtype, copy=True) for name, wanted in ctx.down.items()}
+    trained = setup.trained(ctx.capacity)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
-    coded, codec_state = code_up(setup.codec, network, shared, ctx.down, kept.get("codec", {}), rng)
+    codec_state = _on(training.torch_device, kept.get("codec", {}))
+    coded, codec_state = code_up(setup.codec, trained, shared, ctx.down, codec_state, rng)
+    seen = decode_up(setup.codec, trained, coded, ctx.down)
+    extras, optimizer_state = setup.optimizer.finish(seen, ctx)
     reply = Message("trained", answer, {**_prefixed("model", coded), **_prefixed("extra", extras)})
     state = {
         **_prefixed("kept", method.keep(network)),
@@ -143,7 +155,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
     network.train()
     losses, steps = torch.zeros((), device=training.torch_device), 0
     for phase in setup.method.phases(training.epochs):
-        parameters = _trainable(network, phase)
+        parameters = _trainable(network, phase, setup.trained(ctx.capacity))
         if not parameters:
             continue
         sgd = _sgd(setup, network, parameters, ctx.lr)
@@ -161,17 +173,17 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             losses, steps = losses + loss.detach(), steps + 1
         for name in parameters:
             ctx.travel[name] = ctx.travel.get(name, 0.0) + travel
-    for parameter in network.parameters():
-        parameter.requires_grad_(True)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in setup.trained(ctx.capacity))
         parameter.grad = None
     return {"loss": float(losses) / max(steps, 1), "steps": steps}
 
 
-def _trainable(network: nn.Module, phase: Phase) -> dict[str, nn.Parameter]:
+def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dict[str, nn.Parameter]:
     """Freeze what this phase does not train, and return the rest."""
     chosen = {}
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(phase.trains(name))
+        parameter.requires_grad_(name in trained and phase.trains(name))
         if parameter.requires_grad:
             chosen[name] = parameter
     return chosen
@@ -211,20 +223,17 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> byte
     """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
     network, _ = _load(setup, message, kept)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
-    norms = {
-        name: module for name, module in network.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    }
     examples = setup.task.data.of(fields["client"])
-    gathered: dict[str, list[Tensor]] = {name: [] for name in norms}
+    gathered: dict[str, list[Tensor]] = {}
 
-    def watch(name: str) -> Any:
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].transpose(0, 1).flatten(1)
-            gathered[name].append(torch.stack([x.mean(1), x.var(1)]) * len(inputs[0]))
+            gathered.setdefault(name, []).append(torch.stack([x.mean(1), x.var(1)]) * len(inputs[0]))
 
         return hook
 
-    handles = [module.register_forward_pre_hook(watch(name)) for name, module in norms.items()]
+    handles = [norm.register_forward_pre_hook(watch(name)) for name, norm in batch_norms(network).items()]
     rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
     network.train()
     with torch.no_grad():
@@ -239,53 +248,63 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> byte
 
 def _load(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[nn.Module, dict[str, Tensors]]:
     """Fill the network of the job's capacity; return it and the decoded sections of the download."""
-    network = setup.network(message.fields["capacity"])
-    parts = _sections(message.tensors)
-    down = code_down(setup.codec, network, parts.get("model", {}), decode_it=True)
-    parts["model"] = {name: t.to(setup.training.torch_device, t.dtype) for name, t in down.items()}
-    own = kept.get("kept") or setup.kept(message.fields["capacity"])
-    setup.method.load(network, parts["model"], _on(setup.training.torch_device, own))
+    capacity, device = message.fields["capacity"], setup.training.torch_device
+    network, parts = setup.network(capacity), sections(message.tensors)
+    parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
+    setup.method.load(network, parts["model"], _on(device, kept.get("kept") or setup.kept(capacity)))
     return network, parts
 
 
-def weights_of(network: nn.Module, tensors: Tensors) -> Tensors:
-    """Pick the tensors that a codec may change: the parameters, not the buffers."""
-    parameters = {name for name, _ in network.named_parameters()}
-    return {name: tensor for name, tensor in tensors.items() if name in parameters}
+def _split(tensors: Tensors, trained: Collection[str]) -> tuple[Tensors, Tensors]:
+    """Split into what a codec may change, the trained weights, and the rest."""
+    weights = {name: tensor for name, tensor in tensors.items() if name.partition(":")[0] in trained}
+    return weights, {name: tensor for name, tensor in tensors.items() if name not in weights}
 
 
-def code_down(codec: Codec, network: nn.Module, tensors: Tensors, *, decode_it: bool = False) -> Tensors:
-    """Code (or decode) a download: weights by the codec, the rest as it is."""
-    weights = weights_of(network, tensors)
-    return {**tensors, **(codec.from_down(weights) if decode_it else codec.down(weights))}
+def code_down(codec: Codec, trained: Collection[str], tensors: Tensors) -> Tensors:
+    """Code a download: weights by the codec, the rest as it is."""
+    weights, rest = _split(tensors, trained)
+    return {**rest, **codec.down(weights)}
+
+
+def decode_down(codec: Codec, trained: Collection[str], coded: Tensors) -> Tensors:
+    """Decode a download."""
+    weights, rest = _split(coded, trained)
+    return {**rest, **codec.from_down(weights)}
 
 
 def code_up(
-    codec: Codec,
-    network: nn.Module,
-    tensors: Tensors,
-    reference: Tensors,
-    state: Tensors,
-    rng: torch.Generator,
+    codec: Codec, trained: Collection[str], tensors: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator
 ) -> tuple[Tensors, Tensors]:
-    """Code an upload: weights by the codec, the rest as it is."""
-    weights = weights_of(network, tensors)
-    coded, state = codec.up(weights, weights_of(network, reference), state, rng)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in weights}
+    """Code an upload against the download it started from; return it and the codec's new state."""
+    weights, rest = _split(tensors, trained)
+    coded, state = codec.up(weights, _split(reference, trained)[0], state, rng)
     return {**rest, **coded}, state
+
+
+def expected_up(codec: Codec, trained: Collection[str], reference: Tensors) -> Tensors:
+    """Return tensors of the names, shapes and types that an upload must have."""
+    weights, rest = _split(reference, trained)
+    return {**rest, **codec.expected_up(weights)}
+
+
+def decode_up(codec: Codec, trained: Collection[str], coded: Tensors, reference: Tensors) -> Tensors:
+    """Decode an upload."""
+    weights, rest = _split(coded, trained)
+    return {**rest, **codec.from_up(weights, _split(reference, trained)[0])}
 
 
 def _prefixed(section: str, tensors: Tensors) -> Tensors:
     return {f"{section}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def _sections(tensors: Tensors) -> dict[str, Tensors]:
-    """Split names at their first slash."""
-    sections: dict[str, Tensors] = {}
+def sections(tensors: Tensors) -> dict[str, Tensors]:
+    """Split names at their first slash: `model/conv1.weight` is `conv1.weight` of the section `model`."""
+    found: dict[str, Tensors] = {}
     for full, tensor in tensors.items():
         section, _, name = full.partition("/")
-        sections.setdefault(section, {})[name] = tensor
-    return sections
+        found.setdefault(section, {})[name] = tensor
+    return found
 
 
 def _on(device: torch.device, tensors: Tensors) -> Tensors:

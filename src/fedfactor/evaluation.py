@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor import cost
+from fedfactor.client import sections
 from fedfactor.methods.base import Participant
-from fedfactor.nn.norms import with_statistics
+from fedfactor.nn.norms import batch_norms, with_statistics
 from fedfactor.task import like
-from fedfactor.wire import decode
+from fedfactor.wire import BadMessage, Message, decode, expect
 
 if TYPE_CHECKING:
     from fedfactor.federation import Federation, Server
@@ -26,6 +27,10 @@ class Evaluator:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self._macs: dict[float, float] = {}
+        self.moved = 0
+        """Bytes that came back from calibration and evaluation since the last event."""
+        self.bad = 0
+        """Bad answers among them."""
 
     def protocol(self) -> dict[str, Any]:
         """Say in words what the figures of this run mean."""
@@ -42,9 +47,14 @@ class Evaluator:
             }[rounds.evaluate_clients],
             "worst_decile": "mean of the lowest tenth of the clients",
             "every": rounds.evaluate_every,
-            "norm_statistics": "estimated on all clients' training data" if method.calibrates else "as trained",
+            "norm_statistics": "of deployed models estimated on all clients' training data, of a client's own scores "
+            "those of its test batches"
+            if method.calibrates
+            else "as trained",
+            "loss": "mean of what the clients minimise while they train, penalties included",
             "macs": "forward multiply-accumulates of the clients' training examples; composing included",
-            "link": "FedPara D.1: seconds of training (slowest client) plus bytes down and up over the speed",
+            "link": "FedPara D.1: seconds of the slowest client's work (its own tests included) plus bytes over speed",
+            "bytes": "of training; those of calibration are counted apart, those of evaluation are not counted",
             "weights": "uniform" if self.federation.setup.optimizer.uniform else method.weighting,
         }
 
@@ -67,9 +77,12 @@ class Evaluator:
         central = federation.setup.task.data.central
         if central is not None and self._has_global_model():
             levels = federation.capacities.levels if federation.setup.method.adapts else [1.0]
+            self.moved = 0
             event["global"] = {
                 f"{level:g}": federation.setup.task.evaluate(self.deployed(server, level), central) for level in levels
             }
+            if federation.setup.method.calibrates:
+                event["bytes_calibration"] = self.moved
         if federation.rounds.evaluate_clients == "none":
             return
         for when in ("before", "after"):
@@ -80,24 +93,41 @@ class Evaluator:
             scores = self._all_clients(server, states)
             if scores:
                 event["all"] = spread(scores)
+        if self.bad:
+            event["bad_evaluations"], self.bad = self.bad, 0
 
     def _has_global_model(self) -> bool:
         setup = self.federation.setup
         return setup.method.space != "personal" and not setup.method.private_names(setup.network(1.0))
 
     def _all_clients(self, server: Server, states: dict[int, bytes]) -> list[dict[str, float]]:
-        federation = self.federation
-        everyone = [federation._participant(client, server.round) for client in range(federation.population)]
-        view = federation.setup.method.prepare(
-            server.tensors, {who.capacity: federation.setup.network(who.capacity) for who in everyone}
-        )
-        jobs = federation._jobs("evaluate", server, view, everyone, {})
-        # States of this round are not committed yet, so they are handed over beside the store's.
-        jobs = (type(job)(job.client, job.message, states.get(job.client) or job.state) for job in jobs)
-        found = {done.client: done for done in federation.engine.run(federation.setup, jobs)}
-        replies = [found[client].reply for client in sorted(found)]
-        scores = [decode(reply).fields["scores"] for reply in replies if reply is not None]
-        return [score for score in scores if score is not None]
+        everyone = [self.federation.participant(client, server.round) for client in range(self.federation.population)]
+        found = self._gather("evaluate", "evaluated", server, everyone, states)
+        return [message.fields["scores"] for message in found.values() if message.fields["scores"] is not None]
+
+    def _gather(
+        self, kind: str, answer: str, server: Server, everyone: list[Participant], states: dict[int, bytes]
+    ) -> dict[int, Message]:
+        """Send everybody a job and return the good answers by client, in ascending order; bad ones are left out."""
+        federation, setup = self.federation, self.federation.setup
+        capacities = {who.capacity for who in everyone}
+        view = setup.method.prepare(server.tensors, {capacity: setup.network(capacity) for capacity in capacities})
+        asked = {who.client: who for who in everyone}
+        found: dict[int, Message] = {}
+        for done in federation.engine.run(setup, federation.jobs(kind, server, view, everyone, states=states)):
+            self.moved += len(done.reply or b"")
+            try:
+                message = decode(done.reply or b"")
+                check_report(answer, message, asked[done.client], server.round)
+                if answer == "calibrated":
+                    expect(message.tensors, _statistics_of(setup.network(asked[done.client].capacity)), "statistics")
+            except (BadMessage, KeyError):
+                self.bad += 1
+                continue
+            found[done.client] = message
+        if not found:
+            raise RuntimeError(f"no client answered well to a job of kind {kind!r}")
+        return dict(sorted(found.items()))
 
     def deployed(self, server: Server, capacity: float) -> nn.Module:
         """Return the server's model at a capacity as a plain module, with its norm statistics."""
@@ -109,23 +139,20 @@ class Evaluator:
         """Return a client's own model as a plain module."""
         setup, store = self.federation.setup, self.federation.store
         state = store.read("client", who.client)
-        tensors = decode(state).tensors if state else {}
-        kept = {name.removeprefix("kept/"): t for name, t in tensors.items() if name.startswith("kept/")}
+        kept = sections(decode(state).tensors).get("kept") if state else None
         network = setup.network(who.capacity)
-        return setup.method.deploy(server.tensors, network, who.capacity, kept or setup.kept(who.capacity))
+        model = setup.method.deploy(server.tensors, network, who.capacity, kept or setup.kept(who.capacity))
+        return with_statistics(model, self._statistics(server, who.capacity)) if setup.method.calibrates else model
 
     def _statistics(self, server: Server, capacity: float) -> dict[str, Tensor]:
         """Average the batch statistics that all clients find with the server's model on their own data."""
-        federation = self.federation
-        everyone = [Participant(client, capacity) for client in range(federation.population)]
-        view = federation.setup.method.prepare(server.tensors, {capacity: federation.setup.network(capacity)})
-        jobs = federation._jobs("calibrate", server, view, everyone, {})
-        replies = {d.client: decode(d.reply) for d in federation.engine.run(federation.setup, jobs) if d.reply}
+        everyone = [Participant(client, capacity, server.round) for client in range(self.federation.population)]
+        replies = self._gather("calibrate", "calibrated", server, everyone, {})
         total = sum(reply.fields["samples"] for reply in replies.values())
         summed: dict[str, Tensor] = {}
-        for client in sorted(replies):
-            share = replies[client].fields["samples"] / total
-            for name, tensor in replies[client].tensors.items():
+        for reply in replies.values():
+            for name, tensor in reply.tensors.items():
+                share = reply.fields["samples"] / total
                 summed[name] = summed.get(name, torch.zeros_like(tensor)) + share * tensor
         return summed
 
@@ -147,14 +174,59 @@ class Evaluator:
         return {"link_seconds": seconds} | ({} if joules is None else {"joules": joules * (down + up)})
 
 
+def check_report(kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
+    """Check the plain fields of an answer: the right kind, client, round and capacity, and numbers that can be."""
+    fields = message.fields
+    wanted = {"client": who.client, "round": round, "capacity": who.capacity}
+    same = all(type(fields.get(key)) is type(value) and fields[key] == value for key, value in wanted.items())
+    if message.kind != kind or not same:
+        got = {key: fields.get(key) for key in wanted}
+        raise BadMessage(f"a {message.kind} reply for {got}, expected a {kind} one for {wanted}")
+    if kind != "evaluated":
+        samples = fields.get("samples")
+        if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
+            raise BadMessage(f"samples must be a whole number in [1, {MOST_SAMPLES}], got {samples!r}")
+    if kind == "trained" and not _is_number(fields.get("loss")):
+        raise BadMessage(f"the training loss is {fields.get('loss')!r}")
+    for key in ("before", "after", "scores"):
+        if fields.get(key) is not None:
+            _check_scores(fields[key])
+    return fields
+
+
+def _check_scores(scores: object) -> None:
+    if (
+        not isinstance(scores, dict)
+        or not {"accuracy", "loss"} <= set(scores)
+        or not all(map(_is_number, scores.values()))
+    ):
+        raise BadMessage("scores must be numbers, accuracy and loss among them")
+    if not 0 <= scores["accuracy"] <= 1:
+        raise BadMessage(f"an accuracy of {scores['accuracy']!r} cannot be")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(float(value))  # type: ignore[arg-type]
+
+
+MOST_SAMPLES = 1 << 31
+
+
+def _statistics_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return empty statistics like those that a calibration brings back."""
+    norms = batch_norms(network).items()
+    return {name: torch.empty(2, norm.num_features, dtype=norm.weight.dtype, device="meta") for name, norm in norms}
+
+
 def spread(scores: list[dict[str, float]]) -> dict[str, Any]:
     """Summarise clients' accuracies: mean, spread, worst decile, and every value."""
     values = [score["accuracy"] for score in scores]
     mean = sum(values) / len(values)
     lowest = sorted(values)[: max(1, math.ceil(len(values) / 10))]
+    others = [key for key in ("loss", "perplexity") if all(key in score for score in scores)]
     return {
         "accuracy": mean,
-        "loss": sum(score["loss"] for score in scores) / len(scores),
+        **{key: sum(score[key] for score in scores) / len(scores) for key in others},
         "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
         "worst_decile": sum(lowest) / len(lowest),
         "clients": len(values),

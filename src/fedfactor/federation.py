@@ -5,28 +5,33 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedfactor.client import Setup, code_down, weights_of
+from fedfactor.client import Setup, code_down, decode_down, decode_up, expected_up, sections
 from fedfactor.engines.base import Done, Engine, Job
 from fedfactor.engines.inline import Inline
-from fedfactor.evaluation import Evaluator
+from fedfactor.evaluation import Evaluator, check_report
 from fedfactor.methods.base import Participant
+from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import State, Step
 from fedfactor.plan import Plan, Reply, Tensors, pull
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
 from fedfactor.store import HeldTensors, Journal, MemoryStore, Store, pack
-from fedfactor.wire import BadMessage, Message, decode, encode, expect
+from fedfactor.wire import BadMessage, Message, decode, encode, expect, finite
 
 
 class QuorumLost(RuntimeError):
     """Too few clients of a cohort answered well; the last committed round is intact."""
+
+
+class Diverged(RuntimeError):
+    """A round's outcome is not finite; it is not committed, and the last committed round is intact."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,13 @@ class Failure:
     round: int
     client: int
     reason: str
+
+    def __post_init__(self) -> None:
+        # Parts of a reason may be a stranger's words.
+        object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])
+
+
+LONGEST_REASON = 300
 
 
 @dataclass
@@ -85,16 +97,10 @@ class Server:
     def from_bytes(cls, data: bytes, info: dict[str, Any]) -> Server:
         """Read what `to_bytes` wrote."""
         message = decode(data)
-        tensors: Tensors = {}
-        optimizer: State = {kind: {} for kind in message.fields["kinds"]}
-        for full, tensor in message.tensors.items():
-            section, _, name = full.partition("/")
-            if section == "model":
-                tensors[name] = tensor
-            else:
-                kind, _, name = name.partition("/")
-                optimizer[kind][name] = tensor
-        return cls(info["round"], tensors, optimizer, info["totals"])
+        found = sections(message.tensors)
+        kinds = sections(found.get("optimizer", {}))
+        optimizer = {kind: kinds.get(kind, {}) for kind in message.fields["kinds"]}
+        return cls(info["round"], found.get("model", {}), optimizer, info["totals"])
 
 
 @dataclass
@@ -115,6 +121,8 @@ class Federation:
         if reason:
             raise ValueError(reason)
         self.population = setup.task.data.clients
+        self.rounds.cohort_size(self.population)
+        setup.method.check(setup.task, setup.network(1.0))
         self._levels = self.capacities.assign(setup.training.seed, self.population)
         self.evaluator = Evaluator(self)
 
@@ -134,9 +142,9 @@ class Federation:
 
     def _start(self) -> Server:
         setup = self.setup
-        tensors = setup.method.start(setup.network, self.capacities.levels)
+        # The server's space is on the CPU and in full precision, wherever and however clients train.
         tensors = {
-            name: t.float() if t.is_floating_point() and t.element_size() < 4 else t for name, t in tensors.items()
+            name: _wide(t.cpu()) for name, t in setup.method.start(setup.network, self.capacities.levels).items()
         }
         weights = setup.method.weight_names(setup.network, tensors)
         optimizer = setup.optimizer.start({name: t for name, t in tensors.items() if name in weights})
@@ -151,18 +159,49 @@ class Federation:
             self.journal.cut(0)
             return None
         data, info = last
+        self._check_same_run(info["settings"])
         self.journal.cut(info["events"])
         return Server.from_bytes(data, info)
+
+    def settings(self) -> dict[str, str]:
+        """What must not change when a run is carried on, in words: all but how long it is and what is measured."""
+        setup, data = self.setup, self.setup.task.data
+        training = {f.name: getattr(setup.training, f.name) for f in fields(setup.training)}
+        sizes = hashlib.sha256(",".join(str(len(part)) for part in data.train_of).encode()).hexdigest()[:12]
+        shapes = {name: list(tensor.shape) for name, tensor in tensors_of(setup.network(1.0)).items()}
+        found = {
+            "method": setup.method,
+            "optimizer": setup.optimizer,
+            "codec": setup.codec,
+            **training,
+            "capacities": self.capacities,
+            "cohort": self.rounds.cohort,
+            "kind": setup.task.kind,
+            "clients": f"{data.clients} ({sizes})",
+            "model": hashlib.sha256(str(shapes).encode()).hexdigest()[:12],
+        }
+        if "cosine" in str(setup.training.schedule):  # the only schedule that looks ahead
+            found["rounds"] = self.rounds.rounds
+        return {key: str(value) for key, value in found.items()}
+
+    def _check_same_run(self, before: dict[str, str]) -> None:
+        now = self.settings()
+        changed = [
+            f"{key} was {before.get(key)} and is now {now.get(key)}" for key in now if before.get(key) != now[key]
+        ]
+        if changed:
+            raise ValueError(f"this run was started with other settings: {'; '.join(changed)}")
 
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup, time.perf_counter(), server.round
         clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
-        cohort = [self._participant(client, t) for client in clients]
+        cohort = [self.participant(client, t) for client in clients]
         view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity) for who in cohort})
         answers = self._ask(server, view, cohort)
         replies = answers.replies
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
+        self._check_finite(t, tensors, optimizer)
         macs = round(sum(self.evaluator.macs(r.capacity) * r.samples for r in replies) * setup.training.epochs)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
         totals = {key: server.totals[key] + value for key, value in cost.items()}
@@ -190,7 +229,7 @@ class Federation:
         asked: dict[int, Asked] = {}
         outcomes: dict[int, tuple[Reply, dict[str, Any]] | Failure] = {}
         answers, t = Answers(), server.round
-        for done in self.engine.run(self.setup, self._jobs("train", server, view, cohort, asked)):
+        for done in self.engine.run(self.setup, self.jobs("train", server, view, cohort, asked)):
             if done.client not in asked or done.client in outcomes:
                 answers.failures.append(Failure(t, done.client, "was not asked in this round, or answered twice"))
                 continue
@@ -228,32 +267,44 @@ class Federation:
 
     # Towards the clients.
 
-    def _participant(self, client: int, round: int) -> Participant:
+    def participant(self, client: int, round: int) -> Participant:
+        """Return a client with the capacity it has in a round."""
         if self.capacities.dynamic:
-            return Participant(client, self.capacities.redraw(self.setup.training.seed, round, client))
-        return Participant(client, self.capacities.levels[self._levels[client]])
+            level = self.capacities.redraw(self.setup.training.seed, round, client)
+        else:
+            level = self.capacities.levels[self._levels[client]]
+        return Participant(client, level, round)
 
-    def _jobs(
-        self, kind: str, server: Server, view: Tensors, cohort: list[Participant], asked: dict[int, Asked]
+    def jobs(
+        self,
+        kind: str,
+        server: Server,
+        view: Tensors,
+        cohort: Iterable[Participant],
+        asked: dict[int, Asked] | None = None,
+        states: Mapping[int, bytes] | None = None,
     ) -> Iterator[Job]:
-        """Write each client's message when the engine is ready for it, noting what was asked."""
+        """Write each client's message when the engine is ready for it; note in `asked` what the reply must fit.
+
+        `states` takes the place of the store's for clients whose new state is not committed yet.
+        """
         setup, training = self.setup, self.setup.training
         held = HeldTensors(self.store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
         for who in cohort:
-            network = setup.network(who.capacity)
+            network, trained = setup.network(who.capacity), setup.trained(who.capacity)
             plan = setup.method.plan(view, who, network, torch_rng(training.seed, "plan", server.round, who.client))
-            down = setup.method.download(view, who, plan, held, server.round)
-            coded = code_down(setup.codec, network, down)
+            coded = code_down(setup.codec, trained, setup.method.download(view, who, plan, held, network))
             extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
             fields = {"client": who.client, "round": server.round, "capacity": who.capacity}
-            fields["lr"] = training.schedule.rate(training.lr, server.round, self.rounds.rounds)
+            fields["lr"] = training.rate(server.round, self.rounds.rounds)
             fields["test"] = kind == "train" and self.evaluator.due(server.round + 1)
-            sections = {f"model/{n}": x for n, x in coded.items()} | {f"extra/{n}": x for n, x in extras.items()}
-            message = encode(Message(kind, fields, sections))
-            reference = code_down(setup.codec, network, coded, decode_it=True)
-            asked[who.client] = Asked(who, plan, reference, extras, len(message))
-            yield Job(who.client, message, self.store.read("client", who.client))
+            tensors = {f"model/{n}": x for n, x in coded.items()} | {f"extra/{n}": x for n, x in extras.items()}
+            message = encode(Message(kind, fields, tensors))
+            if asked is not None:
+                asked[who.client] = Asked(who, plan, decode_down(setup.codec, trained, coded), extras, len(message))
+            state = (states or {}).get(who.client) or self.store.read("client", who.client)
+            yield Job(who.client, message, state)
 
     # Back from them.
 
@@ -267,32 +318,36 @@ class Federation:
             return Failure(round, done.client, str(error))
 
     def _checked(self, message: Message, asked: Asked, round: int) -> tuple[Reply, dict[str, Any]]:
-        setup, who, fields = self.setup, asked.who, message.fields
-        wanted = {"client": who.client, "round": round, "capacity": who.capacity}
-        if message.kind != "trained" or any(fields.get(key) != value for key, value in wanted.items()):
-            got = {key: fields.get(key) for key in wanted}
-            raise BadMessage(f"a {message.kind} reply for {got}, expected a trained one for {wanted}")
-        samples, loss = fields.get("samples"), fields.get("loss")
-        if type(samples) is not int or samples < 1:
-            raise BadMessage(f"samples must be a whole number above 0, got {samples!r}")
-        if type(loss) is not float or not math.isfinite(loss):
-            raise BadMessage(f"the training loss is {loss!r}")
-        model = {n.removeprefix("model/"): x for n, x in message.tensors.items() if n.startswith("model/")}
-        extras = {n.removeprefix("extra/"): x for n, x in message.tensors.items() if n.startswith("extra/")}
-        if len(model) + len(extras) != len(message.tensors):
+        setup, who = self.setup, asked.who
+        report = check_report("trained", message, who, round)
+        found = sections(message.tensors)
+        model, extras = found.pop("model", {}), found.pop("extra", {})
+        if found:
             raise BadMessage("tensors belong to neither the model nor the optimizer")
-        reference = weights_of(setup.network(who.capacity), asked.reference)
-        rest = {name: tensor for name, tensor in asked.reference.items() if name not in reference}
-        expect(model, {**rest, **setup.codec.expected_up(reference)}, "upload")
+        trained = setup.trained(who.capacity)
+        expect(model, expected_up(setup.codec, trained, asked.reference), "upload")
         expect(extras, setup.optimizer.expected(asked.extras), "optimizer's upload")
-        coded = {name: tensor for name, tensor in model.items() if name not in rest}
-        tensors = {**{name: model[name] for name in rest}, **setup.codec.from_up(coded, reference)}
-        reply = Reply(who.client, who.capacity, samples, asked.plan, asked.reference, tensors, extras)
-        return reply, fields
+        tensors = decode_up(setup.codec, trained, model, asked.reference)
+        expect(tensors, asked.reference, "decoded upload")  # what is small in code may be large when decoded
+        return Reply(who.client, who.capacity, report["samples"], asked.plan, asked.reference, tensors, extras), report
+
+    def _check_finite(self, round: int, tensors: Tensors, optimizer: State) -> None:
+        for name, tensor in [*tensors.items(), *(pair for kind in optimizer.values() for pair in kind.items())]:
+            if not finite(tensor):
+                raise Diverged(
+                    f"round {round + 1}: the server's {name!r} is no longer finite; everything up to round {round} is "
+                    "kept. A smaller learning rate, or clipping, may help"
+                )
 
     def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
         if answered >= max(1, math.ceil(self.rounds.quorum * asked)):
             return
+        lost = {
+            "event": "lost",
+            "round": round + 1,
+            "failures": [{"client": f.client, "reason": f.reason} for f in failures],
+        }
+        self._note(lost)  # cut off again when the run is carried on
         reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failures[:3])
         raise QuorumLost(
             f"round {round + 1}: {answered} of {asked} clients answered well, the quorum is {self.rounds.quorum:g} "
@@ -311,6 +366,7 @@ class Federation:
             "server": {client: pack(tensors) for client, tensors in remembered.items()},
         }
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
+        info["settings"] = self.settings()
         self.store.commit(server.round, sections, server.to_bytes(), info)
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
@@ -319,7 +375,12 @@ class Federation:
 
     def client_model(self, server: Server, client: int) -> nn.Module:
         """Return a client's own model as a plain module."""
-        return self.evaluator.personal(server, self._participant(client, server.round))
+        return self.evaluator.personal(server, self.participant(client, server.round))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Give a tensor of less than full precision full precision."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
 
 
 def weights_sha256(tensors: Tensors) -> str:

@@ -74,9 +74,9 @@ class Reply:
     extras: Tensors
     """What the optimizer sent along."""
 
-    def changes(self) -> Tensors:
-        """Return what training changed, in the client's space."""
-        return {name: tensor - self.reference[name] for name, tensor in self.tensors.items()}
+    def change(self, name: str) -> Tensor:
+        """Return what training changed of one tensor, in the client's space."""
+        return self.tensors[name] - self.reference[name]
 
 
 Held = dict[str, Tensor | int]
@@ -99,35 +99,31 @@ def holders_mean(view: Tensors, replies: Sequence[Reply], weights: Sequence[floa
     The mean is taken of the changes and added to the view, so that elements nobody held, and clients that did nothing,
     leave the view exactly as it is.
     """
-    changes = [reply.changes() for reply in replies]
-    holders: dict[str, list[tuple[Piece, Tensor, float]]] = {}
-    for reply, change, weight in zip(replies, changes, weights, strict=True):
-        for name, piece in reply.plan.items():
-            if name in change:
-                holders.setdefault(piece.source, []).append((piece, change[name], weight))
-    mean, held = dict(view), dict.fromkeys(view, 0)
-    result: Held = dict(held)
-    for source, pieces in holders.items():
-        mean[source], result[source] = _mean_of(view[source], pieces)
-    return mean, result
+    holders: dict[str, list[tuple[Reply, str, float]]] = {}
+    for reply, weight in zip(replies, weights, strict=True):
+        for name in reply.tensors:
+            holders.setdefault(reply.plan[name].source, []).append((reply, name, weight))
+    mean, held = dict(view), Held(dict.fromkeys(view, 0))
+    for source, holding in holders.items():
+        mean[source], held[source] = _mean_of(view[source], holding)
+    return mean, held
 
 
-def _mean_of(server: Tensor, pieces: list[tuple[Piece, Tensor, float]]) -> tuple[Tensor, Tensor | int]:
+def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[Tensor, Tensor | int]:
     exact = server if server.is_floating_point() else server.double()
-    if all(piece.whole for piece, _, _ in pieces):
-        total = sum(weight for _, _, weight in pieces)
+    total = sum(weight for _, _, weight in holding)
+    if all(reply.plan[name].whole for reply, name, _ in holding):
         change = torch.zeros_like(exact)
-        for _, tensor, weight in pieces:
-            change.add_(tensor.to(exact), alpha=weight / total)
-        return _like(server, exact + change), len(pieces)
+        for reply, name, weight in holding:
+            change.add_(reply.change(name).to(exact), alpha=weight / total)
+        return _like(server, exact + change), len(holding)
     change, mass, count = torch.zeros_like(exact), torch.zeros_like(exact), torch.zeros_like(exact)
-    for piece, tensor, weight in pieces:
-        piece.add(change, tensor.to(exact) * weight)
-        piece.add(mass, weight)
+    for reply, name, weight in holding:
+        piece = reply.plan[name]
+        piece.add(change, reply.change(name).to(exact) * (weight / total))
+        piece.add(mass, weight / total)
         piece.add(count, 1.0)
-    return _like(
-        server, torch.where(count > 0, exact + change / mass.where(count > 0, torch.ones_like(mass)), exact)
-    ), count
+    return _like(server, exact + change / mass.where(count > 0, torch.ones_like(mass))), count
 
 
 def _like(server: Tensor, mean: Tensor) -> Tensor:

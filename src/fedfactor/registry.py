@@ -77,10 +77,13 @@ def register(kind: str, name: str, paper: str = "") -> Callable[[Class], Class]:
 
     def add(cls: Class) -> Class:
         known = _entries[kind].get(name)
-        if known is not None and known.cls.__qualname__ != cls.__qualname__:
+        if known is not None and (known.cls.__module__, known.cls.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{kind.removesuffix('s')} {name!r} is registered already, by {known.cls.__module__}")
         if not (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
             raise TypeError(f"{cls.__name__} must be a frozen dataclass: its fields are its hyper-parameters")
+        for item in dataclasses.fields(cls):
+            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+                raise TypeError(f"{cls.__name__}.{item.name} needs a default: a recipe may give the name alone")
         cls.name = name  # type: ignore[attr-defined]
         _entries[kind][name] = Entry(kind, name, cls, paper)
         return cls
@@ -91,10 +94,14 @@ def register(kind: str, name: str, paper: str = "") -> Callable[[Class], Class]:
 def entries(kind: str) -> dict[str, Entry]:
     """Return everything registered of a kind, by name; loads our own and other packages' on first use."""
     if kind not in _loaded:
-        _loaded.add(kind)
         importlib.import_module(OURS[kind])
         for point in entry_points(group=f"fedfactor.{kind}"):
-            point.load()
+            try:
+                point.load()
+            except Exception as error:
+                where = point.dist.name if point.dist else point.value
+                raise ImportError(f"entry point {point.name!r} of {where} cannot be loaded: {error}") from error
+        _loaded.add(kind)
     return dict(sorted(_entries[kind].items()))
 
 

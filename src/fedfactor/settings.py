@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,11 +15,28 @@ from fedfactor.rng import numpy_rng
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
+def check_number(name: str, value: float, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+    """Raise a sentence unless a setting is a (whole) number of its range."""
+    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not right or not low <= value <= high or (not whole and not math.isfinite(value)):
+        limits = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+        raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, {limits}, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise a sentence unless a setting is one of its words."""
+    if value not in (choices := list(choices)):
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+Kind = Literal["constant", "exponential", "multistep", "cosine"]
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How the learning rate changes over rounds."""
 
-    kind: Literal["constant", "exponential", "multistep", "cosine"] = "constant"
+    kind: Kind = "constant"
     decay: float = 1.0
     """Factor a round (exponential) or a milestone (multistep)."""
     milestones: tuple[int, ...] = ()
@@ -28,8 +45,7 @@ class Schedule:
     """Where the cosine ends."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "exponential", "multistep", "cosine"):
-            raise ValueError(f"schedule must be constant, exponential, multistep or cosine, got {self.kind!r}")
+        check_choice("schedule", self.kind, ("constant", "exponential", "multistep", "cosine"))
 
     def rate(self, lr: float, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
@@ -53,24 +69,27 @@ class Training:
     weight_decay: float = 0.0
     clip: float = 0.0
     """Largest norm of a gradient; 0: no clipping."""
-    schedule: Schedule = Schedule()
+    schedule: Schedule | Kind = Schedule()
+    """A schedule, or the name of one that needs no settings."""
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 0),
-            ("batch", 1),
-            ("lr", 0),
-            ("momentum", 0),
-            ("weight_decay", 0),
-            ("clip", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        check_number("epochs", self.epochs, 0, whole=True)
+        check_number("batch", self.batch, 1, whole=True)
+        check_number("seed", self.seed, -math.inf, whole=True)
+        check_number("momentum", self.momentum, 0, 1)
+        for name in ("lr", "weight_decay", "clip"):
+            check_number(name, getattr(self, name), 0)
+        check_choice("dtype", self.dtype, DTYPES)
+        if isinstance(self.schedule, str):
+            object.__setattr__(self, "schedule", Schedule(self.schedule))
+
+    def rate(self, round: int, rounds: int) -> float:
+        """Return the learning rate of a round, counted from 0."""
+        assert isinstance(self.schedule, Schedule)  # names were replaced when this was made
+        return self.schedule.rate(self.lr, round, rounds)
 
     @property
     def torch_device(self) -> torch.device:
@@ -93,6 +112,10 @@ class Capacities:
     """Redrawn for every client in every round."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.shares, Mapping):
+            raise ValueError(
+                f"capacities are levels with their shares, such as {{1.0: 0.5, 0.5: 0.5}}, got {self.shares!r}"
+            )
         if not self.shares or any(not 0 < level <= 1 for level in self.shares):
             raise ValueError(f"capacities must lie in (0, 1], got {list(self.shares)}")
         if any(share <= 0 for share in self.shares.values()):
@@ -135,8 +158,9 @@ class Rounds:
     """Energy of the link; there is no default, since no paper prints one."""
 
     def __post_init__(self) -> None:
-        if self.rounds < 0:
-            raise ValueError(f"rounds must be at least 0, got {self.rounds}")
+        check_number("rounds", self.rounds, 0, whole=True)
+        check_number("evaluate_every", self.evaluate_every, 0, whole=True)
+        check_choice("evaluate_clients", self.evaluate_clients, ("none", "selected", "all"))
         if isinstance(self.cohort, float) and not 0 < self.cohort <= 1:
             raise ValueError(f"a cohort given as a share must lie in (0, 1], got {self.cohort:g}")
         if isinstance(self.cohort, int) and self.cohort < 1:
@@ -146,11 +170,15 @@ class Rounds:
 
     def cohort_of(self, seed: int, round: int, population: int) -> list[int]:
         """Draw the clients of a round; the same for every method."""
+        drawn = numpy_rng(seed, "cohort", round).choice(population, size=self.cohort_size(population), replace=False)
+        return [int(client) for client in drawn]
+
+    def cohort_size(self, population: int) -> int:
+        """Return how many clients take part in a round."""
         size = self.cohort if isinstance(self.cohort, int) else max(1, round_half_up(self.cohort * population))
         if size > population:
             raise ValueError(f"a cohort of {size} cannot be drawn from {population} clients")
-        drawn = numpy_rng(seed, "cohort", round).choice(population, size=size, replace=False)
-        return [int(client) for client in drawn]
+        return size
 
 
 def round_half_up(value: float) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfactor.client import Setup
 from fedfactor.data.partition import dirichlet, iid
@@ -63,11 +63,13 @@ class Result:
         """What was measured, how, and what it cost, as a few lines of text."""
         found, protocol = self.summary, self.history[0]["protocol"]
         lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
+        last: dict[str, Any] = next((event for event in reversed(self.history) if set(MEASURED) & set(event)), {})
         for key, meaning in MEASURED.items():
             if key in found:
                 score = found[key]
                 best = f"best {score['best']:.4f} in round {score['best_round']}"
                 lines.append(f"{key}: accuracy {score['final']:.4f} ({best}); {protocol[meaning]}")
+                lines += [f"  {line}" for line in _details(last.get(key, {}))]
         totals = found["totals"]
         if totals:
             lines.append(
@@ -104,13 +106,19 @@ def simulate(
     `settings` are those of `Training` (epochs, batch, lr, momentum, seed, ...) and `Rounds` (rounds, cohort, ...). With
     a `directory` the run is committed there round by round, and a call with the same directory carries on.
     """
+    for part in (method, optimizer, codec):
+        if isinstance(part, type):
+            raise TypeError(f"give an object, {part.__name__}(), or a name, not the class")
     training = {f.name for f in fields(Training)}
     rounds = {f.name for f in fields(Rounds)}
     for name in settings:
         if name not in training | rounds:
             raise TypeError(f"simulate() has no setting {name!r}; there are {', '.join(sorted(training | rounds))}")
     trained = Training(**{name: value for name, value in settings.items() if name in training})
-    if not isinstance(data, FederatedData):
+    if isinstance(data, FederatedData):
+        if test is not None or alpha is not None:
+            raise TypeError("test and alpha are for inputs and targets; a FederatedData has its own split and test set")
+    else:
         data = split(data, clients, test=test, alpha=alpha, seed=trained.seed)
     setup = Setup(
         Task(model, data, kind),
@@ -141,10 +149,20 @@ def split(
     seed: int = 0,
 ) -> FederatedData:
     """Split inputs and targets over clients: evenly, or by Dirichlet(alpha) over the labels."""
-    labels, rng = _labels(examples[1]), numpy_rng(seed, "partition")
+    if clients > len(examples[1]):
+        raise ValueError(f"{len(examples[1])} examples cannot be split over {clients} clients")
+    FederatedData(examples, [torch.arange(len(examples[1]))])  # says what is wrong with them
+    labels, rng = examples[1].long().flatten().numpy(), numpy_rng(seed, "partition")
     parts = iid(labels, clients, rng) if alpha is None else dirichlet(labels, clients, alpha, rng)
     return FederatedData(examples, [torch.from_numpy(part) for part in parts], test)
 
 
-def _labels(targets: Tensor) -> Any:
-    return targets.long().numpy()
+def _details(scores: dict[str, Any]) -> list[str]:
+    """Spell a measurement out: a line a capacity, or the spread over clients."""
+    if "each" in scores:
+        words = [f"{key} {scores[key]:.4f}" for key in ("loss", "perplexity", "std", "worst_decile") if key in scores]
+        return [f"{', '.join(words)} over {scores['clients']} clients"]
+    return [
+        f"at capacity {level}: " + ", ".join(f"{key} {value:.4f}" for key, value in score.items() if key != "examples")
+        for level, score in scores.items()
+    ]

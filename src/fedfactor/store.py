@@ -24,6 +24,10 @@ class Store(Protocol):
         """Return the committed state of a client, or `None`."""
         ...
 
+    def holds(self, section: str, client: int) -> bool:
+        """Tell whether a client has a committed state."""
+        ...
+
     def clients(self, section: str) -> list[int]:
         """Return all clients with a committed state, in ascending order."""
         ...
@@ -49,6 +53,10 @@ class MemoryStore:
     def read(self, section: str, client: int) -> bytes | None:
         """Return the state of a client, or `None`."""
         return self._states.get(section, {}).get(client)
+
+    def holds(self, section: str, client: int) -> bool:
+        """Tell whether a client has a state."""
+        return client in self._states.get(section, {})
 
     def clients(self, section: str) -> list[int]:
         """Return all clients with a state."""
@@ -78,7 +86,8 @@ class DiskStore:
         last = self.last()
         committed = last[1]["version"] if last else -1
         self._versions: dict[tuple[str, int], int] = {}
-        for path in sorted(directory.glob("*/*/*.*"), key=lambda path: int(path.suffix[1:])):
+        ours = [path for path in directory.glob("*/*/*.*") if path.stem.isdigit() and path.suffix[1:].isdigit()]
+        for path in sorted(ours, key=lambda path: int(path.suffix[1:])):
             key, version = (path.parent.parent.name, int(path.stem)), int(path.suffix[1:])
             stale = path if version > committed else None  # written by a round that was never committed
             if version <= committed:
@@ -95,6 +104,10 @@ class DiskStore:
         """Return the committed state of a client, or `None`."""
         version = self._versions.get((section, client))
         return None if version is None else self._path(section, client, version).read_bytes()
+
+    def holds(self, section: str, client: int) -> bool:
+        """Tell whether a client has a committed state."""
+        return (section, client) in self._versions
 
     def clients(self, section: str) -> list[int]:
         """Return all clients with a committed state."""
@@ -116,6 +129,7 @@ class DiskStore:
         pointer = self.directory / "current.new"
         _write(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
+        _sync(self.directory)  # before what it replaces is removed
         self._forget(version, states)
         if version in self.keep:
             self._keep(version)
@@ -156,6 +170,15 @@ class DiskStore:
         return (folder / "server.safetensors").read_bytes(), json.loads((folder / "info.json").read_text())
 
 
+def _sync(directory: Path) -> None:
+    """Wait until the disk has a directory's new names."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _write(path: Path, data: bytes) -> None:
     """Write a file and wait until the disk has it."""
     with path.open("wb") as file:
@@ -165,26 +188,31 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class HeldTensors(Mapping[int, Tensors]):
-    """Read-only view of one section of a store as tensors by client; reads from disk when asked, keeps nothing."""
+    """Read-only view of one section of a store as tensors by client, read from disk when first asked for.
+
+    Lives for one round, so that a method that compares all clients with each other reads each only once.
+    """
 
     def __init__(self, store: Store, section: str) -> None:
         self._store, self._section = store, section
-        self._clients = set(store.clients(section))
+        self._read: dict[int, Tensors] = {}
 
     def __getitem__(self, client: int) -> Tensors:
-        data = self._store.read(self._section, client)
-        if data is None:
-            raise KeyError(client)
-        return decode(data).tensors
+        if client not in self._read:
+            data = self._store.read(self._section, client)
+            if data is None:
+                raise KeyError(client)
+            self._read[client] = decode(data).tensors
+        return self._read[client]
 
     def __contains__(self, client: object) -> bool:
-        return client in self._clients
+        return isinstance(client, int) and self._store.holds(self._section, client)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._clients))
+        return iter(self._store.clients(self._section))
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._store.clients(self._section))
 
 
 def pack(tensors: Tensors) -> bytes:
@@ -205,12 +233,15 @@ class Journal:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(event) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # a commit counts on it
 
     def cut(self, count: int) -> None:
         """Read back the first `count` events and drop what a killed process wrote after its last commit."""
         if self.path is not None:
-            lines = self.path.read_text().splitlines(keepends=True)[:count] if self.path.exists() else []
-            self.path.write_text("".join(lines))
+            lines = self.path.read_bytes().splitlines(keepends=True)[:count] if self.path.exists() else []
+            if self.path.exists():
+                os.truncate(self.path, sum(map(len, lines)))
             self.events = [json.loads(line) for line in lines]
         if len(self.events) != count:
             raise ValueError(f"{self.path} holds {len(self.events)} events, but the last commit knows of {count}")

@@ -57,6 +57,16 @@ class FederatedData:
     test_of: Sequence[Tensor] | None = None
     transform: Transform = AsStored()
 
+    def __post_init__(self) -> None:
+        for name, examples in (("train", self.train), ("central", self.central)):
+            if examples is not None:
+                _check_examples(name, examples)
+        _check_parts("train_of", self.train_of, len(self.train[1]), empty=False)
+        if self.test_of is not None:
+            if self.central is None or len(self.test_of) != len(self.train_of):
+                raise ValueError("test_of lists positions within central, one list a client")
+            _check_parts("test_of", self.test_of, len(self.central[1]), empty=True)
+
     @property
     def clients(self) -> int:
         """Number of clients in the population."""
@@ -105,28 +115,38 @@ class Task:
             )
         return built
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a batch."""
+    def check_masked(self, wanted: bool) -> None:
+        """Refuse a loss over some of the classes where there are none to choose from."""
+        if wanted and self.kind != "classification":
+            raise ValueError(f"a masked loss leaves out classes; a {self.kind} task has none to leave out")
+
+    def loss(self, outputs: Tensor, targets: Tensor, only: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch; with `only`, the logits of all other classes are set to 0."""
+        if only is not None:
+            outputs = masked_logits(outputs, only)
         if self.kind == "binary":
-            return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.to(outputs.dtype))
+            return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.flatten().to(outputs.dtype))
         return F.cross_entropy(outputs, targets)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Count the right answers of a batch."""
-        guess = (outputs.flatten() > 0).to(targets.dtype) if self.kind == "binary" else outputs.argmax(1)
-        return (guess == targets).sum()
+        if self.kind == "binary":
+            return ((outputs.flatten() > 0) == (targets.flatten() > 0)).sum()
+        return (outputs.argmax(1) == targets).sum()
 
     def evaluate(self, model: nn.Module, examples: Examples, batch: int = 500) -> dict[str, float]:
         """Measure accuracy and loss (language: perplexity too) of a model as it is deployed."""
         was_training = model.training
         model.eval()
         first = next(iter(model.parameters()), torch.zeros(()))
-        right, loss, count = 0, 0.0, len(examples[1])
+        right, loss, count = 0, 0.0, examples[1].numel()
+        if not count:
+            raise ValueError("there are no examples to measure on")
         with torch.inference_mode():
             for x, y in zip(torch.split(examples[0], batch), torch.split(examples[1], batch), strict=True):
                 outputs, targets = model(like(self.data.transform.test(x), first)), y.to(first.device)
                 right += int(self.correct(outputs, targets))
-                loss += float(self.loss(outputs, targets)) * len(y)
+                loss += float(self.loss(outputs, targets)) * y.numel()
         model.train(was_training)
         scores = {"accuracy": right / count, "loss": loss / count, "examples": float(count)}
         if self.kind == "language":
@@ -137,3 +157,30 @@ class Task:
 def like(inputs: Tensor, parameter: Tensor) -> Tensor:
     """Move inputs to where a model is, and to its type unless they are token ids."""
     return inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
+
+
+def masked_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Set the logits of classes that a client does not have to 0: they then push nothing down."""
+    mask = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    mask[labels.to(logits.device)] = True
+    return logits.masked_fill(~mask, 0.0)
+
+
+def _check_examples(name: str, examples: Examples) -> None:
+    if not all(isinstance(part, Tensor) for part in examples):
+        raise ValueError(f"{name} must be two tensors, inputs and targets; torch.as_tensor makes them of arrays")
+    if len(examples[0]) != len(examples[1]):
+        raise ValueError(f"{name} has {len(examples[0])} inputs but {len(examples[1])} targets")
+
+
+def _check_parts(name: str, parts: Sequence[Tensor], examples: int, *, empty: bool) -> None:
+    if not len(parts):
+        raise ValueError(f"{name} lists no client")
+    for client, part in enumerate(parts):
+        if not len(part):
+            if empty:
+                continue
+            raise ValueError(f"client {client} has no examples; leave it out, or split the data over fewer clients")
+        low, high = int(part.min()), int(part.max())
+        if low < 0 or high >= examples:
+            raise ValueError(f"{name} of client {client} reaches from {low} to {high}, there are {examples} examples")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedfactor.client import sections
 from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
-from fedfactor.federation import QuorumLost, weights_sha256
-from fedfactor.methods import FedHM, FedPer, HeteroFL
+from fedfactor.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
+from fedfactor.methods import FedHM, FedPer, HeteroFL, Participant
 from fedfactor.nn import factorize
 from fedfactor.optimizers import FedProx
 from fedfactor.registry import create
@@ -33,13 +36,16 @@ PAIRS = [
 def test_every_combination_runs_or_is_refused(method: str, optimizer: str, codec: str) -> None:
     reason = refusal(method, optimizer, codec)
     if reason:
-        with pytest.raises(ValueError, match=method):
+        with pytest.raises(ValueError, match=re.escape(reason)):
             run(method, optimizer=optimizer, codec=codec)
         return
     result = run(method, optimizer=optimizer, codec=codec, data=data(even=False))
     assert result.summary["totals"]["failures"] == 0
-    start = weights_sha256(run(method, rounds=0).server.tensors)
-    assert method == "local" or weights_sha256(result.server.tensors) != start
+    start, setup = weights_sha256(run(method, rounds=0).server.tensors), result.federation.setup
+    if setup.method.space == "personal" or not result.server.tensors:  # the models are with the clients
+        assert result.federation.store.clients("client")
+    else:
+        assert weights_sha256(result.server.tensors) != start
     assert all(torch.isfinite(t).all() for t in result.server.tensors.values() if t.is_floating_point())
 
 
@@ -147,7 +153,7 @@ def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str
 NEUTRAL = {
     "heterofl": (HeteroFL(scaler=False), {"capacities": {1.0: 1.0}}),
     "fedhm": (FedHM(), {"capacities": {1.0: 1.0}}),
-    "fedper": (FedPer(head="none"), {}),
+    "fedper": (FedPer(head=""), {}),
     "fedprox": ("fedavg", {"optimizer": FedProx(mu=0.0)}),
 }
 
@@ -192,7 +198,8 @@ def _fields(done: Done, **fields: object) -> Done:
 
 
 LIES = {
-    "nan": (lambda d: _tensors(d, lambda ts: _first(ts, lambda t: t * float("nan"))), "NaN or infinity"),
+    "nan": (lambda d: _tensors(d, lambda ts: _first(ts, lambda t: t * float("nan"))), "NaN, infinity"),
+    "huge": (lambda d: _tensors(d, lambda ts: _first(ts, lambda t: t * 0 + 3e38)), "too large to square"),
     "shape": (lambda d: _tensors(d, lambda ts: _first(ts, lambda t: t.flatten()[:-1])), "expected"),
     "dtype": (lambda d: _tensors(d, lambda ts: _first(ts, lambda t: t.double())), "expected torch.float32"),
     "name": (lambda d: _tensors(d, lambda ts: {**ts, "model/other": torch.ones(1)}), "unexpected other"),
@@ -201,6 +208,11 @@ LIES = {
     "round": (lambda d: _fields(d, round=7), "expected a trained one"),
     "client": (lambda d: _fields(d, client=99), "expected a trained one"),
     "samples": (lambda d: _fields(d, samples=-3), "samples must be"),
+    "many samples": (lambda d: _fields(d, samples=10**400), "samples must be"),
+    "true": (lambda d: _fields(d, client=True), "expected a trained one"),
+    "scores": (lambda d: _fields(d, before={}), "scores must be numbers"),
+    "words": (lambda d: _fields(d, after={"accuracy": "x", "loss": 1.0}), "scores must be numbers"),
+    "accuracy": (lambda d: _fields(d, after={"accuracy": 1e9, "loss": 1.0}), "cannot be"),
     "loss": (lambda d: _fields(d, loss=float("nan")), "loss is nan"),
     "truncated": (lambda d: replace(d, reply=d.reply[:-5]), "lies at|belong to"),
     "garbage": (lambda d: replace(d, reply=b"\xff" * 100), "does not fit"),
@@ -221,11 +233,42 @@ def test_a_lie_costs_only_the_liar(lie: str) -> None:
     result = run(engine=Tampering(client, change))
     failures = [f for event in result.history for f in event.get("failures", [])]
     assert failures and all(f["client"] == client for f in failures)
-    import re
-
     assert re.search(reason, failures[0]["reason"]), failures[0]["reason"]
     assert result.summary["weights_sha256"] == without.summary["weights_sha256"]
     assert result.summary["totals"]["failures"] == len(failures)
+
+
+def test_a_code_that_decodes_to_infinity_is_rejected() -> None:
+    client = _victim("fedavg")
+
+    def inflate(done: Done) -> Done:
+        return _tensors(
+            done, lambda ts: {n: torch.full_like(t, 3e38) if n.endswith(":scale") else t for n, t in ts.items()}
+        )
+
+    result = run(codec="int8", engine=Tampering(client, inflate))
+    failures = [f for event in result.history for f in event.get("failures", [])]
+    assert failures and all("too large to square" in f["reason"] for f in failures)
+
+
+@pytest.mark.parametrize("lie", ["garbage", "round", "silent", "dies"])
+def test_lies_in_evaluation_and_calibration_cost_only_the_liar(lie: str) -> None:
+    client = _victim("heterofl")
+    settings = {"evaluate_clients": "all", "rounds": 1}
+    honest = run(HeteroFL(static_norm=True), **settings)
+    result = run(HeteroFL(static_norm=True), engine=Tampering(client, LIES[lie][0]), **settings)
+    assert result.history[-1]["all"]["clients"] == honest.history[-1]["all"]["clients"] - 1
+    assert "1" in result.history[-1]["global"]
+
+
+def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
+    class Exploding(FedProx):
+        def step(self, step):  # type: ignore[no-untyped-def]
+            return {name: tensor * float("inf") for name, tensor in step.mean.items()}, step.state
+
+    with pytest.raises(Diverged, match=r"round 1: the server's .* is no longer finite; everything up to round 0"):
+        run(optimizer=Exploding(), directory=tmp_path)
+    assert (tmp_path / "checkpoint" / "current").read_text() == "round-0"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -278,16 +321,27 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
 # 7. What is deployed computes what was trained.
 
 
+def _as_the_client_has_it(federation: Federation, server: Server, who: Participant) -> torch.nn.Module:
+    """Fill a client's network the long way: through the bytes of a job and of its state."""
+    setup = federation.setup
+    view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)})
+    (job,) = federation.jobs("evaluate", server, view, [who])
+    network = copy.deepcopy(setup.network(who.capacity))
+    kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
+    setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept)
+    return network
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_deployed_models_are_plain_and_compute_the_same(method: str) -> None:
     result = run(method)
-    federation, setup = result.federation, result.federation.setup
+    federation = result.federation
     x = torch.randn(7, 1, 8, 8)
     for client in range(6):
         plain = result.client_model(client).eval()
         assert all(type(module).__module__.startswith(("torch.", "tests.")) for module in plain.modules())
-        who = federation._participant(client, result.server.round)
-        network = setup.network(who.capacity)  # still holds this client's tensors, as factors
+        who = federation.participant(client, result.server.round)
+        network = _as_the_client_has_it(federation, result.server, who)
         torch.testing.assert_close(plain(x), network.eval()(x), rtol=1e-4, atol=1e-5)
     for level in (1.0, 0.5):
         assert result.model_at(level).eval()(x).shape == (7, 10)
@@ -302,6 +356,45 @@ def test_static_norms_are_calibrated_on_all_clients() -> None:
     model.bn1.register_forward_pre_hook(lambda m, inputs: inside.append(inputs[0]))
     model(x)
     torch.testing.assert_close(model.bn1.running_mean, inside[0].mean((0, 2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_methods_that_would_silently_be_fedavg_are_refused() -> None:
+    plain = torch.nn.Sequential(torch.nn.AvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(16, 10))
+    with pytest.raises(ValueError, match="has no layer 'fc' to keep private; its layers are 0, 1, 2"):
+        run("fedper", model=plain)
+    for method in ("fedpara", "pfedpara"):
+        with pytest.raises(ValueError, match=f"{method} finds no layer to factorise.*2: full rank takes"):
+            run(method, model=plain)
+    with pytest.raises(ValueError, match="a binary task has none"):
+        run(HeteroFL(masked_loss=True), kind="binary")
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    model = Tiny()
+    model.conv1.weight.requires_grad_(False)
+    result = run(model=model, capacities={1.0: 1.0}, optimizer="scaffold", codec="fedpaq")
+    assert torch.equal(result.server.tensors["conv1.weight"], model.conv1.weight)
+    assert not result.model.conv1.weight.requires_grad and result.model.conv2.weight.requires_grad
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "fedadam"}, {"codec": "topk"}, {"codec": "float16"}], ids=str)
+def test_tied_weights_stay_tied(settings: dict[str, str]) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+            self.b.weight = self.a.weight
+            self.fc = torch.nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.b(self.a(x.flatten(1)).relu()).relu())
+
+    engine = Recording()
+    result = run(model=Tied, engine=engine, **settings)
+    model = result.model
+    assert model.a.weight is model.b.weight
+    sent = {name.partition(":")[0] for reply in engine.up for name in decode(reply).tensors}
+    assert "model/a.weight" in sent and "model/b.weight" not in sent
 
 
 def test_unknown_names_and_fields_say_what_there_is() -> None:

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from fedfactor.methods import HeteroFL, Participant
-from fedfactor.methods.heterofl import masked_logits
 from fedfactor.nn.norms import scaled_norm_inputs
 from fedfactor.plan import Reply, holders_mean, pull
-from fedfactor.task import FederatedData
+from fedfactor.task import FederatedData, masked_logits
 from tests.conformance.tiny import Tiny, data, run
 
 
@@ -30,7 +29,7 @@ def test_two_clients_by_hand() -> None:
     replies = []
     for width, value in ((2, 1.0), (4, 4.0)):
         network = nn.ModuleDict({"fc": nn.Linear(width, 2, bias=False)})
-        plan = method.plan(server, Participant(0, width / 4), network, torch.Generator())
+        plan = method.plan(server, Participant(0, width / 4, 0), network, torch.Generator())
         change = {"fc.weight": torch.full((2, width), value)}
         replies.append(Reply(0, width / 4, 1 if width == 2 else 100, plan, pull(server, plan), change, {}))
     mean, held = holders_mean(server, replies, method.weights(replies))

@@ -7,6 +7,7 @@ fault that other libraries were found to have in these places moves these number
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from fedfactor.methods import FedAMP, Method
 from fedfactor.optimizers import FedAdam, FedDyn, FedProx, Optimizer, Scaffold
 from fedfactor.optimizers.base import Step
 from fedfactor.simulation import Result
+from fedfactor.store import HeldTensors
 from fedfactor.task import FederatedData
 
 
@@ -157,6 +159,42 @@ def test_feddyn_nearly_solves_its_local_problem_with_many_steps() -> None:
     assert x(run(FedDyn(alpha=1.0), epochs=400, rounds=2)) == pytest.approx(-1 / 4, abs=1e-6)
 
 
+def test_feddyn_divides_by_the_population_when_a_client_sits_out() -> None:
+    """h is the mean of all clients' g_i, those that never took part counting as zero."""
+    data = clients((1.0, 1.0), (2.0, -1.0), (1.0, 3.0))
+    result = run(FedDyn(alpha=1.0), rounds=3, data=data, cohort=2)
+    kept = [state(result, c) if result.federation.store.read("client", c) else 0.0 for c in range(3)]
+    assert float(result.server.optimizer["h"]["x"]) == pytest.approx(sum(kept) / 3)
+
+
+@pytest.mark.parametrize("codec", ["fedpaq", "float16", "int8"])
+def test_feddyn_measures_what_the_server_decodes(codec: str) -> None:
+    result = run(FedDyn(alpha=1.0), rounds=4, codec=codec)
+    assert float(result.server.optimizer["h"]["x"]) == pytest.approx(
+        (state(result, 0) + state(result, 1)) / 2, abs=1e-12
+    )
+
+
+def test_top_k_feeds_its_remainder_back_over_rounds() -> None:
+    """Two weights, one sent a round: what the first round leaves out goes up with the second's change."""
+    from fedfactor.wire import TopK
+
+    data = clients((1.0, 1.0))
+    model = nn.Module()
+    model.x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    model.forward = lambda inputs: inputs.sum() * model.x.sum()  # type: ignore[method-assign]
+
+    @dataclass(frozen=True)
+    class Two(Method):
+        def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+            return -(network.x * torch.tensor([1.0, 0.6], dtype=torch.float64)).sum()  # constant gradient (-1, -.6)
+
+    settings: dict[str, Any] = {"data": data, "model": model, "method": Two(), "codec": TopK(share=0.5), "epochs": 1}
+    assert run(rounds=1, **settings).server.tensors["x"].tolist() == pytest.approx([0.1, 0.0])
+    # second round: changes (.1, .06) plus remainder (0, .06) are (.1, .12), and the second is larger
+    assert run(rounds=2, **settings).server.tensors["x"].tolist() == pytest.approx([0.1, 0.12])
+
+
 def test_feddyn_finds_the_optimum() -> None:
     assert x(run(FedDyn(alpha=1.0), rounds=300)) == pytest.approx(-1 / 3, abs=1e-3)
 
@@ -201,10 +239,10 @@ def test_fedamp_by_hand() -> None:
     from fedfactor.methods import Participant
 
     for client, expected in ((0, 0.09197), (1, 0.90803)):
-        u = method.download({}, Participant(client, 1.0), {}, held, 0)["x"]
+        u = method.download({}, Participant(client, 1.0, 0), {}, held, Point())["x"]
         assert u.tolist() == pytest.approx([expected] * 2, abs=5e-6)
     w = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    u1 = method.download({}, Participant(0, 1.0), {}, held, 0)["x"]
+    u1 = method.download({}, Participant(0, 1.0, 0), {}, held, Point())["x"]
     network = nn.Module()
     network.x = nn.Parameter(w.detach().clone())
 
@@ -220,3 +258,26 @@ def test_fedamp_by_hand() -> None:
 def test_fedamp_decays_alpha_by_rounds() -> None:
     method = FedAMP()
     assert [method.alpha_of(r) for r in (0, 29, 30, 60)] == [1e4, 1e4, pytest.approx(1e3), pytest.approx(1e2)]
+
+
+def test_fedamp_two_rounds_through_the_loop() -> None:
+    """Both clients start at 0; round 1 is local; round 2 starts from each one's own w and is pulled towards u."""
+
+    @dataclass(frozen=True)
+    class QuadraticAMP(FedAMP):
+        def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+            a, b = batch[0].unbind(1)
+            pull = self.strength / (2 * self.alpha_of(ctx.round)) * (network.x - ctx.down["x"]) ** 2
+            return (a / 2 * (network.x - b) ** 2).mean() + pull.sum()
+
+    method = QuadraticAMP(strength=1.0, alpha=0.5, sigma=2.0)
+    one = run(rounds=1, method=method, epochs=1)
+    held = [float(HeldTensors(one.federation.store, "server")[c]["x"]) for c in range(2)]
+    assert held == pytest.approx([0.1, -0.2])  # x - .1 (x - 1), and x - .2 (x + 1)
+    two = run(rounds=2, method=method, epochs=1)
+    attention = 0.5 * math.exp(-(0.3**2) / 2) / 2
+    u = [0.1 + attention * (-0.2 - 0.1), -0.2 + attention * (0.1 + 0.2)]
+    expected = [0.1 - 0.1 * ((0.1 - 1) + 2 * (0.1 - u[0])), -0.2 - 0.1 * (2 * (-0.2 + 1) + 2 * (-0.2 - u[1]))]
+    held = [float(HeldTensors(two.federation.store, "server")[c]["x"]) for c in range(2)]
+    assert held == pytest.approx(expected)
+    assert x(two) == 0.0  # the server's tensors are where all start, and stay so

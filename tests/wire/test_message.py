@@ -101,6 +101,13 @@ META = {"fedfactor": "1", "kind": "k", "fields": "{}"}
             "lies at",
         ),
         (forged({"__metadata__": META}, b"rest"), "belong to no tensor"),
+        (forged({"__metadata__": {**META, "fields": "\ud800"}}), "not JSON"),
+        (
+            forged(
+                {"__metadata__": META, "t": {"dtype": "U8", "shape": [0, 1 << 47, 1 << 47], "data_offsets": [0, 0]}}
+            ),
+            "impossible",
+        ),
         (
             forged({"__metadata__": META, "t": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]}}, b"\x07"),
             "boolean",
@@ -156,6 +163,27 @@ json_like = st.recursive(
 )
 
 
+numbers = st.lists(st.sampled_from([0, 1, 2, 3, 8, 1 << 30, 1 << 47, -1]), max_size=4)
+entry = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from([*DTYPES, "X"]),
+        "shape": numbers,
+        "data_offsets": st.lists(st.integers(0, 40), max_size=2),
+    }
+)
+metadata = st.fixed_dictionaries(
+    {"fedfactor": st.just("1"), "kind": st.text(max_size=3), "fields": st.text() | st.just("{}")}
+)
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.text(max_size=3), entry, max_size=3), metadata, st.binary(max_size=40))
+def test_any_described_tensors_give_a_message_or_a_typed_error(
+    entries: dict[str, object], metadata: dict[str, str], body: bytes
+) -> None:
+    decodes_or_refuses(forged({**entries, "__metadata__": metadata}, body))
+
+
 @given(st.dictionaries(st.text(max_size=4), json_like, max_size=3), st.binary(max_size=40))
 def test_any_header_gives_a_message_or_a_typed_error(header: dict[str, object], body: bytes) -> None:
     decodes_or_refuses(forged({"__metadata__": META, **header}, body))
@@ -171,7 +199,8 @@ def test_expect_names_what_is_wrong() -> None:
 
 
 def test_finite_is_not_fooled_by_sums_that_overflow_or_cancel() -> None:
-    assert finite(torch.full((4,), 3e38))
+    assert finite(torch.full((4,), 1e18)) and finite(torch.full((4,), 6e4).half())
+    assert not finite(torch.full((4,), 3e38)), "an optimizer would square this to infinity"
     assert not finite(torch.tensor([float("inf"), float("-inf")]))
     assert not finite(torch.tensor([1.0, float("nan")]))
     assert finite(torch.tensor([1, 2]))

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.nn import compose
+from fedfactor.nn.state import fill, tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole_plan
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
+    from fedfactor.optimizers.base import Optimizer
+    from fedfactor.task import Task
+    from fedfactor.wire import Codec
 
 Networks = Callable[[float], nn.Module]
 """From a capacity to that network as the run started it: one object a capacity, the same on every machine."""
@@ -30,6 +34,7 @@ class Participant:
 
     client: int
     capacity: float
+    round: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Method:
     name: ClassVar[str] = ""
     space: ClassVar[Literal["slice", "turning", "personal"]] = "slice"
     """How a client's tensors relate to the server's over rounds: fixed slices, a basis that turns, or a model each."""
-    weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
+    weighting: ClassVar[str] = "samples"
+    """How much a client counts: by its `samples`, `uniform`, or in words what `weights` does."""
     adapts: ClassVar[bool] = False
     """Whether clients of less capacity get a smaller network; others give everybody the same."""
 
@@ -68,24 +74,29 @@ class Method:
 
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of the network's tensors that stay on the client."""
-        return {name for name in network.state_dict() if self.private(name)}
+        return {name for name in tensors_of(network) if self.private(name)}
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Raise a sentence if this method makes no sense for a task and its full network."""
 
     # Server: from its own tensors to a client's.
 
     def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
         """Return the server's tensors before the first round."""
         network = networks(1.0)
-        tensors = network.state_dict()
+        tensors = tensors_of(network)
         return {name: tensors[name].clone() for name in self.shared_names(network)}
 
     def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
         """Return which of the server's tensors are trained weights; the others are buffers, which are only averaged."""
-        return {name for name, _ in networks(1.0).named_parameters() if name in server}
+        return {
+            name for name, parameter in networks(1.0).named_parameters() if parameter.requires_grad and name in server
+        }
 
     def shared_names(self, network: nn.Module) -> list[str]:
         """Return the names of the network's tensors that are not private."""
         private = self.private_names(network)
-        return [name for name in network.state_dict() if name not in private]
+        return [name for name in tensors_of(network) if name not in private]
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
         """Return the view of the server's tensors that this round's plans refer to; computed once a round.
@@ -98,7 +109,9 @@ class Method:
         """Say for every tensor of the client where it lives in the view."""
         return whole_plan(self.shared_names(network))
 
-    def download(self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], round: int) -> Tensors:
+    def download(
+        self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
+    ) -> Tensors:
         """Return what the client gets; `held` is what `remember` stored for each client."""
         return pull(view, plan)
 
@@ -106,7 +119,7 @@ class Method:
 
     def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
         """Fill the network from the download and from what the client kept."""
-        network.load_state_dict({**down, **kept}, strict=True)
+        fill(network, {**down, **kept})
 
     def phases(self, epochs: int) -> list[Phase]:
         """Return the stretches of local training."""
@@ -124,7 +137,7 @@ class Method:
     def keep(self, network: nn.Module) -> Tensors:
         """Return what stays on the client until its next round."""
         private = self.private_names(network)
-        return {name: tensor for name, tensor in network.state_dict().items() if name in private}
+        return {name: tensor for name, tensor in tensors_of(network).items() if name in private}
 
     # Server: back.
 
@@ -144,24 +157,29 @@ class Method:
 
     # Both: the result.
 
-    def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors | None = None) -> nn.Module:
-        """Return a plain module of ordinary layers: the server's model, or with `kept` a client's own.
+    def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
+        """Return a plain module of ordinary layers, made of the server's tensors and of what a client keeps.
 
         `network` is the one for this capacity and is overwritten.
         """
         view = self.prepare(server, {capacity: network})
-        plan = self.plan(view, Participant(-1, capacity), network, torch.Generator().manual_seed(0))
-        self.load(network, pull(view, plan), self.keep(network) if kept is None else kept)
+        plan = self.plan(view, Participant(-1, capacity, 0), network, torch.Generator().manual_seed(0))
+        self.load(network, pull(view, plan), kept)
         return compose(network)
 
-    def refuses(self, optimizer: object, codec: object, dynamic: bool) -> str | None:
+    def refuses(self, optimizer: Optimizer, codec: Codec, dynamic: bool) -> str | None:
         """Return why this method cannot go with an optimizer or codec, or `None`."""
-        stateful = [part for part in (optimizer, codec) if getattr(part, "keeps_state", False)]
-        names = " and ".join(getattr(part, "name", "?") for part in stateful)
+        stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
         if stateful and self.space == "turning":
-            return f"{names} keeps tensors on the client, but the basis of {self.name} turns every round"
-        if stateful and self.space == "personal" and optimizer in stateful:
-            return f"{names} corrects drift from one shared model, but {self.name} gives every client its own"
+            return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
+        if self.space == "personal" and (optimizer.keeps_state or optimizer.anchors):
+            return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
+        if self.space == "personal" and codec.codes_changes:
+            return (
+                f"{codec.name} codes changes of what came down, but {self.name} sends down another model than it trains"
+            )
         if stateful and self.adapts and dynamic:
-            return f"{names} keeps tensors on the client, but with dynamic capacities their sizes change every round"
-        return None
+            return (
+                f"{stateful[0]} keeps tensors on the client, but with dynamic capacities their sizes change every round"
+            )
+        return optimizer.refuses(codec)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.methods.base import Method, Networks, Participant
+from fedfactor.nn.state import fill, tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, pull
 from fedfactor.registry import described, register
 
@@ -27,9 +28,11 @@ class FedAMP(Method):
     The client minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2 from its own w_i, which is what is deployed.
 
     Definition not re-read in the paper. With large alpha, xi_ii is negative and u_i leaves the convex hull; the
-    gradient at w_i does not depend on alpha, so u_i is never used as a starting point here. Only weights are mixed,
-    batch statistics stay as the client has them. The server's own model is the mean of the latest models, for
-    reference: no client trains it.
+    gradient at w_i does not depend on alpha, so u_i is never used as a starting point here. Only weights are compared
+    and mixed; batch statistics stay as the client has them.
+
+    Deviations: with partial participation, clients that never took part are left out of the mix, and a newcomer's u_i
+    is where it starts. The server has no model of its own: its tensors are where all clients start, and stay so.
     """
 
     strength: float = field(default=1.0, metadata=described("lambda"))
@@ -38,32 +41,39 @@ class FedAMP(Method):
     alpha_every: int = field(default=30, metadata=described("rounds between two decays of alpha"))
     sigma: float = field(default=100.0, metadata=described("scale of the squared distance"))
     space: ClassVar[Literal["slice", "turning", "personal"]] = "personal"
-    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    weighting: ClassVar[str] = "attention"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "sigma", "alpha_every"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
 
     def alpha_of(self, round: int) -> float:
         """Return alpha_k of a round, counted from 0."""
         return self.alpha * self.alpha_decay ** (round // self.alpha_every)
 
-    def download(self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], round: int) -> Tensors:
+    def download(
+        self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
+    ) -> Tensors:
         """Mix the clients' models for this client: u_i."""
-        if who.client not in held:  # no model of its own yet: it starts where all do
+        if who.client not in held:
             return pull(view, plan)
         own = held[who.client]
-        weights = [name for name, tensor in own.items() if tensor.is_floating_point()]
+        weights = [name for name, _ in network.named_parameters()]
         mixed = {name: tensor.clone() for name, tensor in own.items()}
-        for other in sorted(held):
+        for other in held:
             if other == who.client:
                 continue
             theirs = held[other]
             distance = sum(float((own[name] - theirs[name]).double().square().sum()) for name in weights)
-            attention = self.alpha_of(round) * math.exp(-distance / self.sigma) / self.sigma
+            attention = self.alpha_of(who.round) * math.exp(-distance / self.sigma) / self.sigma
             for name in weights:
                 mixed[name].add_(theirs[name] - own[name], alpha=attention)
         return mixed
 
     def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
         """Start from the client's own model."""
-        network.load_state_dict(kept or down, strict=True)
+        fill(network, kept or down)
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add (lambda / 2 alpha_k) ||w - u_i||^2; squared, and with its gradient."""
@@ -73,13 +83,13 @@ class FedAMP(Method):
 
     def keep(self, network: nn.Module) -> Tensors:
         """The client keeps its whole model."""
-        return dict(network.state_dict())
+        return tensors_of(network)
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Take the mean of the models themselves: what came down was another one for each client."""
-        return super().aggregate(server, view, [replace(r, reference=pull(view, r.plan)) for r in replies], networks)
+        """Leave the server's tensors alone: every client has a model of its own."""
+        return dict(server), Held(dict.fromkeys(server, 0))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """The server keeps every client's latest model."""

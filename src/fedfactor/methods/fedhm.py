@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from fedfactor.factor import SpatialSplit, frobenius_decay
 from fedfactor.methods.base import Method, Networks, Participant
-from fedfactor.methods.heterofl import masked_logits
 from fedfactor.nn import FactorWeight, factor_weights, factorize, first_layers
+from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
+    from fedfactor.task import Task
 
 
 @register("methods", "fedhm", paper="arXiv:2111.14655")
@@ -40,7 +41,16 @@ class FedHM(Method):
     masked_loss: bool = field(default=False, metadata=described("leave classes a client does not have out of its loss"))
     literal: bool = field(default=False, metadata=described("average composed weights, not their changes"))
     space: ClassVar[Literal["slice", "turning", "personal"]] = "turning"
+    weighting: ClassVar[str] = "softmax of capacity / tau"
     adapts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau must be above 0, got {self.tau:g}")
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """A masked loss needs classes."""
+        task.check_masked(self.masked_loss)
 
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Dense at full capacity; else low rank but for the first layers, 1 x 1 convolutions and the classifier."""
@@ -67,13 +77,13 @@ class FedHM(Method):
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
         """Take the leading components of each split layer, and the rest whole."""
-        return slice_plan(view, network.state_dict())
+        return slice_plan(view, tensors_of(network))
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add (lambda / 2) ||U V^T||^2 of every factorised layer, lambda being the weight decay."""
         x, y = batch
         outputs = network(x)
-        loss = ctx.task.loss(masked_logits(outputs, ctx.labels) if self.masked_loss else outputs, y)
+        loss = ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
         if self.frobenius and ctx.training.weight_decay:
             for layer in factor_weights(network).values():
                 loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
@@ -85,8 +95,9 @@ class FedHM(Method):
         return not (self.frobenius and factor in ("u", "v") and layer in factor_weights(network))
 
     def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """exp(gamma / tau), Eq. 1."""
-        return [math.exp(reply.capacity / self.tau) for reply in replies]
+        """exp(gamma / tau), Eq. 1; the largest capacity is taken off, so that no small tau overflows."""
+        largest = max(reply.capacity for reply in replies)
+        return [math.exp((reply.capacity - largest) / self.tau) for reply in replies]
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedfactor.factor import Hadamard, jacobian_correction
 from fedfactor.factor.base import Scheme
-from fedfactor.methods.low_rank import Factorised
+from fedfactor.methods.factorised import Factorised
 from fedfactor.nn import composed_once, factor_weights
 from fedfactor.registry import described, register
 

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.methods.base import Method, Participant
 from fedfactor.nn.norms import axis_blocks, scaled_norm_inputs, without_statistics
+from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
-
-
-def masked_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Set the logits of classes that a client does not have to 0: they then push nothing down."""
-    mask = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    mask[labels.to(logits.device)] = True
-    return logits.masked_fill(~mask, 0.0)
+    from fedfactor.task import Task
 
 
 @register("methods", "heterofl", paper="arXiv:2010.01264")
@@ -39,13 +34,17 @@ class HeteroFL(Method):
     static_norm: bool = field(
         default=False, metadata=described("batch norms keep no statistics; they are estimated after training")
     )
-    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    weighting: ClassVar[str] = "uniform"
     adapts: ClassVar[bool] = True
 
     @property
     def calibrates(self) -> bool:
         """Whether norm statistics are gathered from the clients before a model is used."""
         return self.static_norm
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """A masked loss needs classes."""
+        task.check_masked(self.masked_loss)
 
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Build the task's model at this width."""
@@ -54,7 +53,7 @@ class HeteroFL(Method):
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
         """Take the leading part of every axis; within each gate, or each of q, k and v, where they are fused."""
-        return slice_plan(view, network.state_dict(), axis_blocks(network))
+        return slice_plan(view, tensors_of(network), axis_blocks(network))
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return the loss with Scaler and mask."""
@@ -64,4 +63,4 @@ class HeteroFL(Method):
                 outputs = network(x)
         else:
             outputs = network(x)
-        return ctx.task.loss(masked_logits(outputs, ctx.labels) if self.masked_loss else outputs, y)
+        return ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)

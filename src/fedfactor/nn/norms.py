@@ -29,7 +29,7 @@ def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Mo
     """Give batch norms fixed statistics: a (2, channels) tensor of means and variances each; changes the model."""
     for name, norm in batch_norms(model).items():
         if name in statistics:
-            mean, variance = statistics[name]
+            mean, variance = statistics[name].to(norm.weight) if norm.weight is not None else statistics[name]
             norm.track_running_stats = True
             norm.running_mean, norm.running_var = mean.clone(), variance.clone()
             norm.num_batches_tracked = torch.ones((), dtype=torch.long, device=mean.device)

@@ -17,6 +17,7 @@ from fedfactor.plan import Held, Reply, Tensors
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
+    from fedfactor.wire import Codec
 
 State = dict[str, Tensors]
 """What an optimizer keeps on the server: named sets of tensors in the server's space."""
@@ -46,6 +47,8 @@ class Optimizer:
     name: ClassVar[str] = ""
     keeps_state: ClassVar[bool] = False
     """Whether clients keep tensors between rounds."""
+    anchors: ClassVar[bool] = False
+    """Whether clients are held near the model they received."""
     uniform: ClassVar[bool] = False
     """Whether every client counts the same, whatever its number of examples."""
 
@@ -65,8 +68,15 @@ class Optimizer:
         """Change the gradients of a step in place."""
 
     def finish(self, shared: Tensors, ctx: Context) -> tuple[Tensors, Tensors]:
-        """Return what goes up beside the model, and what the client keeps."""
+        """Return what goes up beside the model, and what the client keeps.
+
+        `shared` is the upload as the server will decode it, so that both sides measure the same change.
+        """
         return {}, {}
+
+    def refuses(self, codec: Codec) -> str | None:
+        """Return why this optimizer cannot go with a codec, or `None`."""
+        return None
 
     def step(self, step: Step) -> tuple[Tensors, State]:
         """Return the server's new weights and state."""

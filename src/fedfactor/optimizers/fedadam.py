@@ -25,6 +25,10 @@ class FedAdam(Optimizer):
     beta2: float = field(default=0.99, metadata=described("decay of the second moment"))
     tau: float = field(default=1e-3, metadata=described("adaptivity; added to the root of the second moment"))
 
+    def __post_init__(self) -> None:
+        if self.tau <= 0:
+            raise ValueError(f"tau must be above 0, got {self.tau:g}")
+
     def start(self, weights: Tensors) -> State:
         """m = 0, v = tau^2."""
         return {

@@ -15,6 +15,7 @@ from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
+    from fedfactor.wire import Codec
 
 
 @register("optimizers", "feddyn", paper="arXiv:2111.04263")
@@ -29,11 +30,18 @@ class FedDyn(Optimizer):
 
     alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, above 0"))
     keeps_state: ClassVar[bool] = True
+    anchors: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
             raise ValueError(f"alpha must be above 0, got {self.alpha:g}")
+
+    def refuses(self, codec: Codec) -> str | None:
+        """A change that arrives rounds later feeds back through h / alpha and grows."""
+        if codec.keeps_state:
+            return f"feddyn amplifies changes that {codec.name} holds back for later rounds: the pair diverges"
+        return None
 
     def start(self, weights: Tensors) -> State:
         """H starts at zero."""

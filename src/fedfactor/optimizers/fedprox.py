@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
@@ -21,6 +21,11 @@ class FedProx(Optimizer):
     """Clients minimise f_i(w) + (mu / 2) ||w - w_t||^2 around the model they received."""
 
     mu: float = field(default=0.1, metadata=described("strength of the proximal term; 0 is FedAvg"))
+    anchors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu must be at least 0, got {self.mu:g}")
 
     def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
         """Add mu (w - w_t) to the gradient of everything that was received."""

@@ -1,7 +1,7 @@
 """Messages, their bytes, and the codecs that make them smaller."""
 
 from fedfactor.wire.codecs import Codec, FedPAQ, Float16, Float32, Int8, TopK
-from fedfactor.wire.message import BadMessage, Message, decode, encode, expect
+from fedfactor.wire.message import BadMessage, Message, decode, encode, expect, finite
 
 __all__ = [
     "BadMessage",
@@ -15,4 +15,5 @@ __all__ = [
     "decode",
     "encode",
     "expect",
+    "finite",
 ]

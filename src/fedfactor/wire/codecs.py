@@ -22,7 +22,11 @@ from fedfactor.wire.message import BadMessage
 class Float32:
     """Everything as it is: four bytes a weight, both ways."""
 
+    name: ClassVar[str] = "float32"
     keeps_state: ClassVar[bool] = False
+    """Whether clients keep tensors between rounds."""
+    codes_changes: ClassVar[bool] = False
+    """Whether what goes up is a change against the download, not the weights."""
 
     def down(self, weights: Tensors) -> Tensors:
         """Code a download."""
@@ -92,11 +96,13 @@ class Float16(FedPAQ):
 @register("codecs", "int8")
 @dataclass(frozen=True)
 class Int8(Float32):
-    """One byte a weight on the way up: the difference to the download, in steps of max|d| / 127, rounded at random.
+    """One byte a weight on the way up: the change against the download, in steps of max|d| / 127, rounded at random.
 
     Rounding up with the probability of the remainder makes the coded difference unbiased; coding the difference and
     not the model makes the error shrink with the change (FedPAQ, Alg. 1).
     """
+
+    codes_changes: ClassVar[bool] = True
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
         """Quantise the differences, one scale a tensor."""
@@ -130,6 +136,7 @@ class TopK(Float32):
 
     share: float = field(default=0.1, metadata=described("share of a tensor's entries that is sent, in (0, 1]"))
     keeps_state: ClassVar[bool] = True
+    codes_changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

@@ -32,7 +32,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FORMAT = "1"
-LONGEST_HEADER = 1 << 24
+LONGEST_HEADER = 1 << 20
+"""Bytes; some ten thousand tensors. Parsing JSON takes many times its length in memory."""
+MOST_ELEMENTS = 1 << 48
 MOST_AXES = 16
 
 
@@ -70,6 +72,8 @@ def encode(message: Message) -> bytes:
         position += size
         views.append(_raw(tensor))
     text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
     text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
     return b"".join([len(text).to_bytes(8, "little"), text, *views])
 
@@ -94,11 +98,11 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     kind, text = metadata.get("kind"), metadata.get("fields")
     if not isinstance(kind, str) or not isinstance(text, str):
         raise BadMessage("the header lacks kind or fields")
-    fields = _parse(text.encode())
+    fields = _parse(text)
     return Message(kind, fields, _tensors(header, buffer[8 + length :]))
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _parse(text: bytes | str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise BadMessage("the header names something twice")
@@ -140,6 +144,8 @@ def _entry(name: str, entry: object) -> tuple[int, int, torch.dtype, list[int]]:
     if not _whole(shape) or len(shape) > MOST_AXES or not _whole(offsets) or len(offsets) != 2:
         raise BadMessage(f"tensor {name!r} has an impossible shape or place")
     begin, end = offsets
+    if math.prod(n or 1 for n in shape) >= MOST_ELEMENTS:  # also where another axis is 0
+        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise BadMessage(f"tensor {name!r} of shape {shape} does not fill bytes {begin} to {end}")
     return begin, end, dtype, shape
@@ -172,14 +178,15 @@ def expect(tensors: Tensors, like: Tensors, what: str) -> None:
                 f"{what}: {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
             )
         if not finite(tensor):
-            raise BadMessage(f"{what}: {name!r} holds NaN or infinity")
+            raise BadMessage(f"{what}: {name!r} holds NaN, infinity or numbers too large to square")
 
 
 def finite(tensor: Tensor) -> bool:
-    """Tell whether all entries are finite; a sum is far faster than a look at each, and settles nearly all cases."""
+    """Tell whether all entries and their squares are finite: an optimizer may square whatever is averaged."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    precise = torch.promote_types(tensor.dtype, torch.float32)
+    return bool(torch.isfinite(torch.linalg.vector_norm(tensor, dtype=precise)))
 
 
 def _some(names: Iterable[str]) -> str:

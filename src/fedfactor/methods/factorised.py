@@ -1,0 +1,40 @@
+"""What methods have in common whose network is the task's model with its layers kept as factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedfactor.factor.base import Scheme
+from fedfactor.methods.base import Method
+from fedfactor.nn import check, factor_weights, factorize
+from fedfactor.registry import described
+
+if TYPE_CHECKING:
+    from fedfactor.task import Task
+
+
+@dataclass(frozen=True)
+class Factorised(Method):
+    """The task's model with its layers kept as factors, which are averaged as they are."""
+
+    dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
+
+    def scheme(self) -> Scheme:
+        """Return the scheme of the layers."""
+        raise NotImplementedError
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Factorise the task's model."""
+        return factorize(build(1.0), self.scheme(), skip=self.dense)
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Refuse a model in which nothing can be factorised: the method would silently be FedAvg."""
+        if not factor_weights(network):
+            reasons = "; ".join(str(finding) for finding in check(network, self.scheme())[:3])
+            raise ValueError(
+                f"{self.name} finds no layer to factorise in this model: {reasons or 'all are kept dense'}"
+            )
