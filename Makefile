@@ -15,7 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	rm -rf runs/demo
+	$(BIN)/fedfactor run recipes/demo.toml --out runs/demo
 
 # Two processes, one torch thread each: the same split the engines use.
 test: $(READY)

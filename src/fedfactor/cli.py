@@ -123,6 +123,34 @@ def run(
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
 
 
+data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("show")
+def data_show(
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: --set partition.alpha=0.1. Repeatable.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
+    only: Annotated[str, typer.Option(help="Of a sweep, the first cell whose name matches this pattern.")] = "*",
+) -> None:
+    """Print and draw who has how much of what."""
+    from fedfactor import recipe as recipes
+    from fedfactor.data import draw, federated, load
+
+    tables = recipes.override(recipes.read(recipe), settings or [])
+    cells = {name: cell for name, cell in recipes.cells(tables).items() if fnmatch.fnmatchcase(name, only)}
+    if not cells:
+        raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
+    name, cell = next(iter(cells.items()))
+    resolved = recipes.resolve(cell, f"{recipe} ({name})").tables
+    dataset = load(data_dir=data_dir, **resolved["data"])
+    console.print(str(dataset), highlight=False)
+    console.print(draw(federated(dataset, **resolved["partition"]), dataset.class_names, title=name))
+
+
 def main() -> None:
     """Run the command line."""
     try:

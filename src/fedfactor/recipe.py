@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from fedfactor.data import resolved_data, resolved_partition
 from fedfactor.registry import KINDS, create, entries
 from fedfactor.settings import Capacities, Rounds, Schedule, Training
 
@@ -192,9 +193,9 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     parts = {kind: _part(where, kind, tables) for kind in KINDS}
     resolved: Table = {
         "name": tables.get("name", "run"),
-        "data": _plain_table(where, "data", tables),
-        "partition": _plain_table(where, "partition", tables),
-        "model": _plain_table(where, "model", tables),
+        "data": _built(where, "data", lambda: resolved_data(**_named(where, "data", tables))),
+        "partition": _built(where, "partition", lambda: resolved_partition(**_section(where, "partition", tables))),
+        "model": copy.deepcopy(_named(where, "model", tables)),
         **{kind.removesuffix("s"): _part_table(part) for kind, part in parts.items()},
         "train": {**_table(train), **{key: getattr(rounds, key) for key in COHORT}},
         "capacities": _table(capacity),
@@ -266,8 +267,12 @@ def _section(where: str, name: str, tables: Table) -> Table:
     return section
 
 
-def _plain_table(where: str, name: str, tables: Table) -> Table:
-    return copy.deepcopy(_section(where, name, tables))
+def _named(where: str, name: str, tables: Table) -> Table:
+    """Return a section that must say what it is about."""
+    section = _section(where, name, tables)
+    if not isinstance(section.get("name"), str):
+        raise RecipeError(f"{where}: {name}.name is missing: it says which {name} to take")
+    return section
 
 
 def _known(where: str, section: str, table: Mapping[str, Any], legal: typing.Iterable[str]) -> None:

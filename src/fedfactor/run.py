@@ -26,7 +26,8 @@ from torch import nn
 import fedfactor
 from fedfactor import models
 from fedfactor.client import Setup
-from fedfactor.data import federated, load
+from fedfactor.data import federated
+from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
 from fedfactor.federation import Federation, Server
 from fedfactor.recipe import Recipe, RecipeError, Table, read, resolve
@@ -136,7 +137,7 @@ def summary(result: Result) -> dict[str, Any]:
 def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> Task:
     """Load the data of a recipe, split it over the clients, and find its model."""
     tables = recipe.tables
-    dataset = load(data_dir=data_dir, **tables["data"])
+    dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
     return Task(_model(tables["model"], dataset.classes), data, dataset.kind)
 
@@ -159,8 +160,14 @@ def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
         if key not in parameters:
             raise RecipeError(f"model.{key}: {name} takes {', '.join(parameters)}")
     if "width" in parameters:
-        return lambda width=1.0: builder(**options, width=width)
+        full = options.pop("width", 1.0)  # what a capacity of 1 has
+        return lambda width=1.0: builder(**options, width=full * width)
     return lambda: builder(**options)
+
+
+def load(directory: Path | str) -> Run:
+    """Open a finished or running run: its recipe, its metrics as a table, its models."""
+    return Run(directory)
 
 
 class Run:

@@ -25,6 +25,8 @@ from fedfactor.factor.svd import truncated_svd
 
 TRAFFIC = 50
 """Multiply-accumulates' worth of time that one value between bank and mix takes to write and read (measured)."""
+NARROW = 6
+"""A convolution of R1 input channels takes 1 + NARROW / R1 times as long as its operations say (measured)."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ class Composition(Scheme):
 
     def _bank_pays(self, shape: WeightShape, positions: int) -> bool:
         r1, r2 = self.basis_of(shape)
-        between = shape.inp // r1 * r2 * positions
-        return self._macs_of_bank(shape, positions) + TRAFFIC * between < super().macs(shape, positions)
+        between, narrow = shape.inp // r1 * r2, shape.inp * r2 * shape.area * NARROW // r1
+        overhead = (TRAFFIC * between + narrow) * positions
+        return self._macs_of_bank(shape, positions) + overhead < super().macs(shape, positions)
 
     def macs(self, shape: WeightShape, positions: int) -> int:
         """Count the way that `forward` takes at so many positions."""

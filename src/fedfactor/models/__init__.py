@@ -1,6 +1,7 @@
 """The papers' networks as plain torch modules, by name: `build("resnet18", classes=100, norm="group")`."""
 
 from fedfactor.models.cnn import CNN4, FemnistCNN, cnn4, cnn_femnist
+from fedfactor.models.digits import DigitsCNN, digits_cnn
 from fedfactor.models.lstm import LSTMClassifier, lstm_imdb, lstm_shakespeare
 from fedfactor.models.mlp import MLP, mlp
 from fedfactor.models.registry import ModelInfo, build, example_input, info, names, register
@@ -26,6 +27,7 @@ __all__ = [
     "MLP",
     "VGG",
     "BasicBlock",
+    "DigitsCNN",
     "FemnistCNN",
     "LSTMClassifier",
     "ModelInfo",
@@ -39,6 +41,7 @@ __all__ = [
     "check_width",
     "cnn4",
     "cnn_femnist",
+    "digits_cnn",
     "example_input",
     "info",
     "lstm_imdb",
