@@ -73,7 +73,8 @@ class Row:
     """One cell of a paper's table (or one figure of its text), recomputed.
 
     `ours` is a plain number (parameters, multiply-accumulates, bytes) or in the unit that `printed` ends with
-    (%, x, s, min). `printed` is the paper's own text.
+    (%, x, s, min). `printed` is the paper's own figure; where it makes a statement in words ("over", "slightly higher"),
+    the bound that the statement is read as, which the note says.
     """
 
     paper: str
@@ -96,14 +97,17 @@ class Row:
 
     @property
     def remark(self) -> str:
-        """The note, after the reason of a misprint."""
-        return "; ".join(filter(None, (MISPRINTS.get(self.key, ""), self.note)))
+        """The note, after the reason of a misprint and the bound of a statement."""
+        bound = f"a statement: {self.printed}" if Printed.parse(self.printed).bound else ""
+        return "; ".join(filter(None, (bound, MISPRINTS.get(self.key, ""), self.note)))
 
     @property
     def relative_error(self) -> float:
-        """(ours - printed) / printed."""
-        value = Printed.parse(self.printed).value
-        return (self.ours - value) / value
+        """(ours - printed) / printed; 0 for a bound that holds."""
+        printed = Printed.parse(self.printed)
+        if printed.bound and judge(self.ours, self.printed) == "match":
+            return 0.0
+        return (self.ours - printed.value) / printed.value
 
     def as_dict(self) -> dict[str, str | float]:
         """The row for JSON; `printed` is a number in the unit of `ours`."""
