@@ -73,8 +73,8 @@ class Row:
     """One cell of a paper's table (or one figure of its text), recomputed.
 
     `ours` is a plain number (parameters, multiply-accumulates, bytes) or in the unit that `printed` ends with
-    (%, x, s, min). `printed` is the paper's own figure; where it makes a statement in words ("over", "slightly higher"),
-    the bound that the statement is read as, which the note says.
+    (%, x, s, min). `printed` is the paper's own figure; where it makes a statement in words ("slightly higher"), the
+    bound that the statement is read as, which the note says.
     """
 
     paper: str
