@@ -83,7 +83,8 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default runs/NAME. A sweep gets one below it a cell.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline: all clients in this process.")] = "inline",
+    engine: Annotated[str, typer.Option(help="inline: clients in this process; pool: in worker processes.")] = "inline",
+    workers: Annotated[int, typer.Option(help="Worker processes of the pool; 0: one a core.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...: short for --set train.device=...")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets are; default FEDFACTOR_DATA or a cache folder.")
@@ -95,13 +96,13 @@ def run(
 ) -> None:
     """Run a recipe, or all cells of a sweep, and write run directories."""
     from fedfactor import recipe as recipes
-    from fedfactor.engines import Inline
+    from fedfactor.engines import Inline, Pool
     from fedfactor.run import run as run_recipe
     from fedfactor.run import summary
     from fedfactor.screen import Progress, results
 
-    if engine != "inline":
-        raise ValueError(f"there is no engine {engine!r}; there is inline")
+    if engine not in ("inline", "pool"):
+        raise ValueError(f"there is no engine {engine!r}; there are inline and pool")
     tables = recipes.read(recipe)
     tables.setdefault("name", recipe.stem)
     if small:
@@ -113,11 +114,12 @@ def run(
     folder = out or Path("runs") / tables["name"]
     resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
     found = {}
-    with Progress(console, quiet) as progress:
+    with Progress(console, quiet) as progress, Pool(workers) as pool:
         for name, one in resolved.items():
             where = folder / name if "sweep" in tables else folder
             on_event = progress.start(name, one.rounds.rounds)
-            result = run_recipe(one, where, resume=resume, engine=Inline(), data_dir=data_dir, on_event=on_event)
+            with_engine = pool if engine == "pool" else Inline()
+            result = run_recipe(one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event)
             found[name] = summary(result)
     if not quiet:
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from fedfactor.methods.base import Method, Phase
 from fedfactor.nn.norms import batch_norms
@@ -158,16 +159,17 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
         parameters = _trainable(network, phase, setup.trained(ctx.capacity))
         if not parameters:
             continue
-        sgd = _sgd(setup, network, parameters, ctx.lr)
+        descent = Descent(setup, network, parameters, ctx.lr)
         pull, travel = 0.0, 0.0
         for batch in batches(setup, examples, phase.epochs, rng):
             loss = setup.method.objective(network, batch, ctx)
-            sgd.zero_grad(set_to_none=True)
+            for parameter in parameters.values():
+                parameter.grad = None
             loss.backward()  # type: ignore[no-untyped-call]
             setup.optimizer.correct(parameters, ctx)
             if training.clip:
                 torch.nn.utils.clip_grad_norm_(parameters.values(), training.clip)
-            sgd.step()
+            descent.step()
             pull = training.momentum * pull + 1.0
             travel += ctx.lr * pull
             losses, steps = losses + loss.detach(), steps + 1
@@ -189,14 +191,31 @@ def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dic
     return chosen
 
 
-def _sgd(setup: Setup, network: nn.Module, parameters: dict[str, nn.Parameter], lr: float) -> torch.optim.SGD:
-    training = setup.training
-    groups: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        decay = training.weight_decay if setup.method.decays(name, network) else 0.0
-        groups.setdefault(decay, []).append(parameter)
-    options = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
-    return torch.optim.SGD(options, lr=lr, momentum=training.momentum, fused=True)
+class Descent:
+    """SGD with momentum, bit by bit torch's own fused one.
+
+    Torch's optimizer objects import its compiler when the first is made, which takes seconds in every process.
+    """
+
+    def __init__(self, setup: Setup, network: nn.Module, parameters: Mapping[str, nn.Parameter], lr: float) -> None:
+        self._lr, self._momentum = lr, setup.training.momentum
+        self._groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            decay = setup.training.weight_decay if setup.method.decays(name, network) else 0.0
+            self._groups.setdefault(decay, []).append(parameter)
+        self._pulls: dict[nn.Parameter, Tensor | None] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Step along the gradients; parameters without one stay."""
+        for decay, members in self._groups.items():
+            moving = [parameter for parameter in members if parameter.grad is not None]
+            pulls = [self._pulls.get(parameter) for parameter in moving]
+            gradients = [parameter.grad for parameter in moving]
+            rates = {"lr": self._lr, "momentum": self._momentum, "weight_decay": decay, "dampening": 0.0}
+            sgd(moving, gradients, pulls, fused=True, nesterov=False, maximize=False, **rates)  # type: ignore[arg-type]
+            if self._momentum:
+                self._pulls.update(zip(moving, pulls, strict=True))
 
 
 def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:

@@ -204,12 +204,6 @@ def test_flower_partitioners(monkeypatch: pytest.MonkeyPatch) -> None:
         federated(dataset(), "flower", partitioner="Nowhere")
 
 
-def test_real_flower_partitioners() -> None:
-    partitioner = pytest.importorskip("flwr_datasets.partitioner")
-    parts = from_flower(partitioner.IidPartitioner(num_partitions=3), np.arange(10))
-    assert sorted(np.concatenate(parts)) == list(range(10))
-
-
 def test_flower_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
     with pytest.raises(ImportError, match=r"needs flwr_datasets: pip install 'fedfactor\[flower\]'"):

@@ -148,7 +148,6 @@ def test_the_pickled_cifar_is_not_read(tmp_path: Path) -> None:
 
 
 def test_any_folder_of_images(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     made: dict[tuple[str, str, int], np.ndarray[Any, Any]] = {}
     for part, count in (("train", 3), ("val", 2)):
         for label in ("cat", "dog"):
@@ -169,7 +168,6 @@ def test_any_folder_of_images(tmp_path: Path) -> None:
 
 
 def test_folder_mistakes(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     for name, side in (("a/1.png", 6), ("b/1.png", 6), ("b/2.png", 7)):
         make.image(tmp_path / "odd" / name, make.pixels(3, side, side))
     with pytest.raises(ValueError, match=r"2\.png is 7 x 7, expected 6 x 6 like the others; give a size"):
@@ -199,7 +197,6 @@ def test_images_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tiny_imagenet(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     place = tmp_path / "tiny-imagenet-200"
     grey = make.pixels(1, 64, 64, seed=3)
     for number, wnid in enumerate(("n02", "n01")):
@@ -224,7 +221,6 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
 
 
 def test_cinic10(tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     for number, part in enumerate(("train", "valid", "test")):
         for label in ("airplane", "truck"):
             array = make.pixels(3, 32, 32, seed=number)

@@ -93,6 +93,19 @@ def test_fedavg_weights_by_examples() -> None:
     assert x(run(data=clients((1.0, 1.0), (2.0, -1.0), copies=(3, 1)))) == pytest.approx((3 * 0.19 - 0.36) / 4)
 
 
+def test_local_steps_are_torchs_own_sgd() -> None:
+    """Momentum and weight decay over several steps of one client, against torch.optim.SGD, to the bit."""
+    one = clients((1.0, 1.0))
+    found = x(run(data=one, epochs=7, momentum=0.9, weight_decay=0.1, lr=0.05))
+    point = Point().double()
+    sgd = torch.optim.SGD(point.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1, fused=True)
+    for _ in range(7):
+        sgd.zero_grad()
+        (0.5 * (point.x - 1) ** 2).mean().backward()
+        sgd.step()
+    assert found == float(point.x.detach())
+
+
 def test_fedprox_has_a_squared_term_with_a_gradient() -> None:
     assert x(run(FedProx(mu=1.0))) == pytest.approx(-0.08)
     assert x(run(FedProx(mu=0.0))) == x(run())

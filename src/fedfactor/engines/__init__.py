@@ -2,5 +2,6 @@
 
 from fedfactor.engines.base import Done, Engine, Job
 from fedfactor.engines.inline import Inline
+from fedfactor.engines.pool import Pool
 
-__all__ = ["Done", "Engine", "Inline", "Job"]
+__all__ = ["Done", "Engine", "Inline", "Job", "Pool"]

@@ -1,0 +1,136 @@
+"""Worker processes: the same bits as in one process, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedfactor.engines import Pool
+from fedfactor.methods import HeteroFL
+from fedfactor.registry import entries
+from tests.conformance.tiny import Tiny, data, run
+
+
+@pytest.mark.parametrize("method", list(entries("methods")))
+def test_same_bits_as_inline(method: str) -> None:
+    settings = {"data": data(even=False), "evaluate_clients": "all", "cohort": 5}
+    with Pool(2) as pool:
+        assert run(method, engine=pool, **settings).summary == run(method, **settings).summary
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers(workers: int) -> None:
+    with Pool(workers) as pool:
+        assert (
+            run("pfedpara", engine=pool, optimizer="scaffold").summary == run("pfedpara", optimizer="scaffold").summary
+        )
+
+
+def test_calibration_runs_in_workers_too() -> None:
+    with Pool(2) as pool:
+        result = run(HeteroFL(static_norm=True), engine=pool)
+        assert result.history[-1]["global"] == run(HeteroFL(static_norm=True)).history[-1]["global"]
+
+
+class Deadly(Tiny):
+    """Kills its process as often as a file has lines left."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lines = self.path.read_text().splitlines()
+        if self.training and lines and not x.is_meta:
+            self.path.write_text("\n".join(lines[1:]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("deaths", "failures"), [(2, 0), (3, 1)])
+def test_a_dead_worker_is_replaced_and_its_job_retried(deaths: int, failures: int, tmp_path: Path) -> None:
+    path = tmp_path / "deaths"
+    path.write_text("")
+    whole = run(model=lambda: Deadly(path), rounds=1, capacities={1.0: 1.0}).summary
+    path.write_text("\n".join(["x"] * deaths))
+    with Pool(1) as pool:
+        result = run(model=lambda: Deadly(path), engine=pool, rounds=1, capacities={1.0: 1.0})
+    assert result.summary["totals"]["failures"] == failures
+    if failures:
+        assert "killed 3 worker processes" in result.history[-1]["failures"][0]["reason"]
+    else:
+        assert result.summary == whole
+
+
+def test_workers_killed_at_random_cost_nothing_but_time() -> None:
+    settings = {"rounds": 24, "cohort": 6, "epochs": 4, "evaluate_clients": "none"}
+    expected = run("pfedpara", **settings).summary
+    stop, killed = threading.Event(), []
+
+    with Pool(2) as pool:
+
+        def kill() -> None:
+            while not stop.wait(2.0):
+                alive = [worker.process.pid for worker in pool._crew if worker.process.is_alive()]
+                if alive:
+                    killed.append(random.choice(alive))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            found = run("pfedpara", engine=pool, **settings).summary
+        finally:
+            stop.set()
+            killer.join()
+    assert killed, "no worker was killed"
+    assert found == expected
+
+
+SCRIPT = """
+import torch, fedfactor
+from fedfactor.engines import Pool
+
+class Net(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+
+x = torch.randn(20000, 20, generator=torch.Generator().manual_seed(0))
+with Pool(2) as pool:
+    result = fedfactor.simulate(lambda: Net(), (x, x[:, :4].argmax(1)), clients=10, rounds=2, engine=pool)
+print(result.summary["totals"]["failures"], result.summary["rounds"])
+"""
+
+
+def test_a_plain_script_without_a_main_guard_works(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["0", "2"], done.stderr
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\nfrom fedfactor.engines import Pool\nfrom tests.conformance.tiny import run\n"
+        "pool = Pool(2)\nrun(engine=pool, rounds=1)\n"
+        "print(*[worker.process.pid for worker in pool._crew], flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root)
+    workers = [int(word) for word in done.stdout.split()]
+    assert len(workers) == 2, done.stderr
+    for _ in range(100):
+        alive = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        if not alive:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"workers {alive} outlived their parent")
