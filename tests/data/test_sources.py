@@ -240,10 +240,10 @@ def test_huggingface_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_huggingface_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
+    import PIL.Image
 
     arrays = [make.pixels(5, 4, 3, seed=seed) for seed in range(3)]
-    pictures = [Image.fromarray(array) for array in arrays]
+    pictures = [PIL.Image.fromarray(array) for array in arrays]
     kinds: dict[str, Any] = {"img": Image(), "what": object()}
     rows = Rows(kinds, {"img": pictures, "what": ["b", "a", "b"]})
     hub(monkeypatch, {"train": rows})
