@@ -84,13 +84,13 @@ def run(
         Path | None, typer.Option(help="Run directory; default runs/NAME. A sweep gets one below it a cell.")
     ] = None,
     engine: Annotated[str, typer.Option(help="inline: clients in this process; pool: in worker processes.")] = "inline",
-    workers: Annotated[int, typer.Option(help="Worker processes of the pool; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(help="Worker processes of the pool; 0: one a core.", min=0)] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...: short for --set train.device=...")] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets are; default FEDFACTOR_DATA or a cache folder.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Carry on with what the run directory holds.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="Apply the recipe's [small] overlay.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Apply the recipe's overlay for a quick try.")] = False,
     only: Annotated[str, typer.Option(help="Of a sweep, only the cells whose name matches this pattern.")] = "*",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -107,8 +107,10 @@ def run(
     tables.setdefault("name", recipe.stem)
     if small:
         tables = recipes.small(tables)
-    tables = recipes.override(tables, [*(settings or []), *([f"train.device={device}"] if device else [])])
-    cells = {name: cell for name, cell in recipes.cells(tables).items() if fnmatch.fnmatchcase(name, only)}
+    given = [*(settings or []), *([f"train.device={device}"] if device else [])]
+    cells = {
+        name: cell for name, cell in recipes.overridden_cells(tables, given).items() if fnmatch.fnmatchcase(name, only)
+    }
     if not cells:
         raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
     folder = out or Path("runs") / tables["name"]
@@ -142,8 +144,9 @@ def data_show(
     from fedfactor import recipe as recipes
     from fedfactor.data import draw, federated, load
 
-    tables = recipes.override(recipes.read(recipe), settings or [])
-    cells = {name: cell for name, cell in recipes.cells(tables).items() if fnmatch.fnmatchcase(name, only)}
+    tables = recipes.read(recipe)
+    found = recipes.overridden_cells(tables, settings or [])
+    cells = {name: cell for name, cell in found.items() if fnmatch.fnmatchcase(name, only)}
     if not cells:
         raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
     name, cell = next(iter(cells.items()))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+import importlib
+import inspect
 import itertools
 import tomllib
 import typing
@@ -19,7 +21,9 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from fedfactor import models
 from fedfactor.data import resolved_data, resolved_partition
+from fedfactor.data.partitions import kinds
 from fedfactor.registry import KINDS, create, entries
 from fedfactor.settings import Capacities, Rounds, Schedule, Training
 
@@ -50,6 +54,16 @@ class RunTable:
     """What the run directory keeps."""
 
     keep_rounds: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTest:
+    """Options of every partition: its seed, and the clients' own test data."""
+
+    seed: int = 0
+    own_test: bool = True
+    test_share: float = 0.2
+    test_limit: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +170,12 @@ def cells(tables: Table) -> dict[str, Table]:
     them with.
     """
     base = {key: value for key, value in tables.items() if key != "sweep"}
-    sweep = dict(tables.get("sweep", {}))
+    sweep = tables.get("sweep", {})
+    if not isinstance(sweep, dict) or not all(isinstance(values, list) for values in sweep.values()):
+        raise RecipeError(
+            '[sweep] maps keys to lists, such as "train.lr" = [0.1, 0.2], and cases to a list of overlays'
+        )
+    sweep = dict(sweep)
     if not sweep:
         return {str(base.get("name", "run")): base}
     cases = sweep.pop("cases", [{}])
@@ -173,6 +192,18 @@ def cells(tables: Table) -> dict[str, Table]:
                 cell = merged(cell, _nested(key, value))
             found[label] = cell
     return found
+
+
+def overridden_cells(tables: Table, assignments: list[str]) -> dict[str, Table]:
+    """Return the cells of a recipe with overrides applied to each; what a sweep varies cannot be overridden."""
+    swept = [key for key in tables.get("sweep", {}) if key != "cases"]
+    for assignment in assignments:
+        key = assignment.partition("=")[0].strip()
+        if key in swept:
+            raise RecipeError(f"--set {assignment}: the sweep varies {key}; choose cells with --only")
+    first = [assignment for assignment in assignments if assignment.startswith("sweep.")]
+    rest = [assignment for assignment in assignments if assignment not in first]
+    return {name: override(cell, rest) for name, cell in cells(override(tables, first)).items()}
 
 
 def _nested(key: str, value: Any) -> Table:
@@ -194,8 +225,8 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     resolved: Table = {
         "name": tables.get("name", "run"),
         "data": _built(where, "data", lambda: resolved_data(**_named(where, "data", tables))),
-        "partition": _built(where, "partition", lambda: resolved_partition(**_section(where, "partition", tables))),
-        "model": copy.deepcopy(_named(where, "model", tables)),
+        "partition": _partition(where, tables),
+        "model": _model(where, tables),
         **{kind.removesuffix("s"): _part_table(part) for kind, part in parts.items()},
         "train": {**_table(train), **{key: getattr(rounds, key) for key in COHORT}},
         "capacities": _table(capacity),
@@ -218,6 +249,8 @@ def _training(where: str, tables: Table) -> Training:
     section = dict(_section(where, "train", tables))
     legal = [f.name for f in dataclasses.fields(Training)] + COHORT
     _known(where, "train", section, legal)
+    if "seed" in section and "seed" in tables:
+        raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     schedule = _checked(where, "train.schedule", Schedule, section.pop("schedule", {}))
     mine = {key: value for key, value in section.items() if key not in COHORT}
     checked = _checked(where, "train", Training, {"seed": tables.get("seed", 0), **mine})
@@ -236,6 +269,50 @@ def _rounds(where: str, tables: Table) -> Rounds:
         joules_per_byte=measured.joules_per_byte,
     )
     return _built(where, "train", lambda: Rounds(**build))
+
+
+def _partition(where: str, tables: Table) -> Table:
+    """Check a partition's options against its kind, and fill in the defaults."""
+    section = _section(where, "partition", tables)
+    known = kinds()
+    kind = section.get("kind", "iid")
+    if kind in known:
+        shared = [f.name for f in dataclasses.fields(OwnTest)]
+        options = {key: value for key, value in section.items() if key != "kind"}
+        _known(where, "partition", options, [*shared, *(f.name for f in dataclasses.fields(known[kind]))])
+        _checked(where, "partition", OwnTest, {key: value for key, value in options.items() if key in shared})
+        _checked(where, "partition", known[kind], {key: value for key, value in options.items() if key not in shared})
+    return _built(where, "partition", lambda: resolved_partition(**section))
+
+
+def _model(where: str, tables: Table) -> Table:
+    """Check a model's options against its builder, and fill in the defaults; `classes` comes from the data."""
+    section = copy.deepcopy(_named(where, "model", tables))
+    parameters = inspect.signature(builder_of(section["name"], where)).parameters
+    _known(where, "model", section, ["name", *parameters])
+    for key, value in section.items():
+        default = parameters[key].default if key != "name" else ""
+        if isinstance(default, (bool, int, float, str)) and not _fits(value, default):
+            raise RecipeError(f"{where}: model.{key}: input should be a {type(default).__name__}, got {value!r}")
+    simple = {key: p.default for key, p in parameters.items() if isinstance(p.default, (bool, int, float, str))}
+    return {**section, **{key: value for key, value in simple.items() if key not in section and key != "classes"}}
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a value has the type of a default; whole numbers do for others."""
+    return type(value) is type(default) or (type(default) is float and type(value) is int)
+
+
+def builder_of(name: str, where: str = "recipe") -> Callable[..., Any]:
+    """Return what builds a model: one of ours by name, or `package.module:function`."""
+    if ":" not in name:
+        return _built(where, "model", lambda: models.info(name).builder)
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(f"{where}: model.name {name!r} cannot be imported: {error}") from None
+    return found
 
 
 def _part(where: str, kind: str, tables: Table) -> Any:
@@ -282,7 +359,7 @@ def _known(where: str, section: str, table: Mapping[str, Any], legal: typing.Ite
             full = f"{section}.{key}".removeprefix(".")
             near = difflib.get_close_matches(key, legal, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise RecipeError(f"{where}: there is no key {full!r}; {hint}legal are {', '.join(legal)}")
+            raise RecipeError(f"{where}: there is no key {full!r}; {hint}legal are {', '.join(legal) or 'none'}")
 
 
 def _checked(where: str, section: str, cls: type[Settings], values: Mapping[str, Any]) -> Settings:

@@ -11,10 +11,10 @@ summary.json    final and best accuracy, bytes, seconds, hashes, versions; writt
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,12 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor import models
 from fedfactor.client import Setup
 from fedfactor.data import federated
 from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
 from fedfactor.federation import Federation, Server
-from fedfactor.recipe import Recipe, RecipeError, Table, read, resolve
+from fedfactor.recipe import Recipe, Table, builder_of, read, resolve
 from fedfactor.simulation import Result
 from fedfactor.store import DiskStore, Journal
 from fedfactor.task import Task
@@ -52,8 +51,10 @@ def run(
     """Run a recipe in a directory (or in memory), or carry on with what is there."""
     task = task_of(recipe, data_dir)
     setup = Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+    # Whatever cannot work is found out here, before a directory is claimed.
+    in_memory = Federation(setup, recipe.rounds, recipe.capacities, engine or Inline(), on_event=on_event)
     if directory is None:
-        return _finished(Federation(setup, recipe.rounds, recipe.capacities, engine or Inline(), on_event=on_event))
+        return _finished(in_memory)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(directory / "lock")
@@ -81,7 +82,7 @@ def _finished(federation: Federation) -> Result:
 def _claim(recipe: Recipe, directory: Path, resume: bool) -> None:
     """Write the recipe into a new directory, or check that an old one is being carried on unchanged."""
     path = directory / "recipe.toml"
-    if not path.exists():
+    if not path.exists() or not (directory / "checkpoint" / "current").exists():  # nothing was ever committed
         _write(path, recipe.to_toml())
         return
     if not resume:
@@ -111,11 +112,13 @@ def _write(path: Path, text: str) -> None:
 def summary(result: Result) -> dict[str, Any]:
     """Return what `summary.json` holds."""
     found = result.summary
-    scores: dict[str, Any] = next((found[key] for key in ("global", "all", "selected_after") if key in found), {})
+    measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
+    scores: dict[str, Any] = found.get(measured, {})
     totals = found["totals"] or result.server.totals
     return {
         "final_accuracy": scores.get("final"),
         "best_accuracy": scores.get("best"),
+        "accuracy_of": measured,
         "rounds": found["rounds"],
         "bytes_up": totals["bytes_up"],
         "bytes_down": totals["bytes_down"],
@@ -143,26 +146,20 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> Task:
 
 
 def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
-    """Return a factory that takes `width` where the model does; `name` is ours or `package.module:function`."""
-    options = dict(table)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise RecipeError("model.name is missing: give one of ours or package.module:function")
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        builder = getattr(importlib.import_module(module), attribute)
-    else:
-        builder = models.info(name).builder
+    """Return a factory that takes `width` where the model does."""
+    options = {key: value for key, value in table.items() if key != "name"}
+    builder = builder_of(table["name"])
     parameters = inspect.signature(builder).parameters
     if "classes" in parameters:
         options.setdefault("classes", classes)
-    for key in options:
-        if key not in parameters:
-            raise RecipeError(f"model.{key}: {name} takes {', '.join(parameters)}")
     if "width" in parameters:
         full = options.pop("width", 1.0)  # what a capacity of 1 has
         return lambda width=1.0: builder(**options, width=full * width)
     return lambda: builder(**options)
+
+
+READS = 5
+"""Tries to read from a directory that a running run is changing."""
 
 
 def load(directory: Path | str) -> Run:
@@ -226,10 +223,20 @@ class Run:
         self, capacity: float | None = None, client: int | None = None, data_dir: Path | str | None = None
     ) -> nn.Module:
         """Return the server's model (at a capacity), or a client's own, as a plain module."""
-        result = self.result(data_dir)
-        if client is not None:
-            return result.client_model(client)
-        return result.model if capacity is None else result.model_at(capacity)
+        for attempt in range(READS):
+            try:
+                result = self.result(data_dir)
+                if client is not None:
+                    return result.client_model(client)
+                return result.model if capacity is None else result.model_at(capacity)
+            except FileNotFoundError:  # a running run has just replaced what we were about to read
+                if attempt == READS - 1:
+                    raise
+                time.sleep(0.1)
+        raise AssertionError("unreachable")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r}, {self.recipe.method}, {len(self.metrics)} events)"
 
 
 def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -65,21 +65,21 @@ def line(event: dict[str, Any]) -> str:
 
 
 def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the closing table: accuracy, bytes, and how many times fewer than the first run's."""
-    table = Table("run", "accuracy", "best", "MB", "fewer bytes", "failures", "seconds")
+    """Return the closing table: accuracy in per cent, bytes, and how many times fewer than the largest run's."""
+    table = Table("run", "accuracy", "best", "test data", "MB", "ratio", "failed", "seconds")
     printed = any("accuracy" in paper for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
-    first = 0.0
+    largest = max(summary["bytes_up"] + summary["bytes_down"] for summary in found.values())
     for name, summary in found.items():
         size = summary["bytes_up"] + summary["bytes_down"]
-        first = first or size
         row = [
             escape(name),
             _number(summary["final_accuracy"]),
             _number(summary["best_accuracy"]),
+            MEASURED.get(summary["accuracy_of"], "-"),
             f"{size / 1e6:.2f}",
-            f"{first / size:.1f}x" if size else "-",
+            f"{largest / size:.1f}x" if size else "-",
             f"{summary['failures']:.0f}",
             f"{summary['seconds']:.0f}",
         ]
@@ -88,4 +88,8 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+MEASURED = {"all": "clients", "global": "central", "selected_after": "trained"}
+"""On whose test data: all clients' own, the central set, or that of the round's clients after training."""

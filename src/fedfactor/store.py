@@ -96,6 +96,8 @@ class DiskStore:
                 self._versions[key] = version
             if writing and stale is not None:
                 stale.unlink()
+        if writing and committed in keep:  # killed between commit and keeping
+            self._keep(committed)
 
     def _path(self, section: str, client: int, version: int) -> Path:
         return self.directory / section / f"{client % 256:02x}" / f"{client}.{version}"
@@ -141,12 +143,12 @@ class DiskStore:
             return
         unfinished = aside.with_suffix(".new")
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(self.directory / f"round-{version}", unfinished / f"round-{version}", copy_function=os.link)
+        shutil.copytree(self.directory / f"round-{version}", unfinished / f"round-{version}", copy_function=_link)
         for (section, client), at in self._versions.items():
             path = self._path(section, client, at)
             target = unfinished / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, target)
+            _link(path, target)
         (unfinished / "current").write_text(f"round-{version}")
         unfinished.rename(aside)
 
@@ -168,6 +170,14 @@ class DiskStore:
             return None
         folder = self.directory / pointer.read_text()
         return (folder / "server.safetensors").read_bytes(), json.loads((folder / "info.json").read_text())
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name, or copy it where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)
 
 
 def _sync(directory: Path) -> None:

@@ -56,6 +56,10 @@ class Pool:
     _payload: bytes = b""
     _shared: list[Any] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ValueError(f"a pool has at least one worker (0: one a core), got {self.workers}")
+
     def __enter__(self) -> Pool:
         return self
 
@@ -64,6 +68,8 @@ class Pool:
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result a job, as they come."""
+        if any(worker.job for worker in self._crew):  # an earlier round was given up half way
+            self.close()
         self._prepare(setup)
         # The longest jobs first, so that none of them is left alone at the end.
         sizes = setup.task.data.train_of
@@ -129,6 +135,7 @@ class Pool:
 
     def _replace(self, worker: Worker) -> None:
         worker.pipe.close()
+        worker.process.kill()
         worker.process.join()
         self._crew[self._crew.index(worker)] = self._hire()
 
