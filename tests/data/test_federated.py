@@ -241,11 +241,19 @@ def test_counts_and_the_plot_of_dots() -> None:
     assert counts(data, 3, test=True).tolist() == [[0, 0, 0]] * 3
     lines = text_of(data, ["cat", "dog", "\n"], title="mine").splitlines()
     assert lines[1].split() == ["client", "cat", "dog", "'\\n'", "all", "classes"]
-    assert lines[2].split() == ["0", "100", "●", "1", "·", "101", "2"]
-    assert lines[3].split() == ["1", "3", "·", "40", "◉", "43", "2"]
+    assert lines[2].split() == ["0", "100●", "1·", "101", "2"]
+    assert lines[3].split() == ["1", "3·", "40◉", "43", "2"]
     assert lines[5].split() == ["all", "101", "4", "40", "145", "3"]
     assert "3 clients with 1 to 101 examples, 43 at the median" in lines[6]
     assert "…" in text_of(data, 3, most=1)
+
+
+def test_ten_classes_with_thousands_fit_a_line_of_80() -> None:
+    labels = torch.arange(40_000) % 10
+    data = FederatedData((torch.zeros(40_000, 1), labels), [torch.arange(30_000), torch.arange(30_000, 40_000)])
+    lines = text_of(data, [f"aeroplane{label}" for label in range(10)], width=80).splitlines()
+    assert lines[1].split() == ["0", *["3.0k●"] * 10, "30k", "10"]
+    assert lines[2].split() == ["1", *["1.0k○"] * 10, "10k", "10"]
 
 
 def test_many_classes_fit_the_screen() -> None:

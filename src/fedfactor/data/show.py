@@ -46,23 +46,23 @@ def draw(
     names = [_visible(name) for name in names]
     bounds = _bounds(table_of)
     wide = len(names) <= WIDE
-    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("client", justify="right")
+    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("client", justify="right", no_wrap=True)
     if wide:
         for name in names:
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name[:5], justify="right", no_wrap=True)  # ten classes fit a line of 80 characters
     else:
         table.add_column(f"{names[0]} … {names[-1]} ({len(names)} classes)", no_wrap=False, overflow="fold")
-    table.add_column("all", justify="right")
-    table.add_column("classes", justify="right")
+    table.add_column("all", justify="right", no_wrap=True)
+    table.add_column("classes", justify="right", no_wrap=True)
     for client, row in enumerate(table_of[:most]):
         dots = [_dot(int(amount), bounds, wide) for amount in row]
         cells = dots if wide else [Text("").join(dots)]
-        table.add_row(str(client), *cells, f"{row.sum():,}", str(np.count_nonzero(row)))
+        table.add_row(str(client), *cells, short(int(row.sum())), str(np.count_nonzero(row)))
     if len(table_of) > most:
         table.add_row("…")
-    sums = [Text(f"{amount:,}") for amount in table_of.sum(0)] if wide else [Text("")]
-    table.add_row("all", *sums, f"{table_of.sum():,}", str(np.count_nonzero(table_of.sum(0))), style="bold")
+    sums = [Text(short(int(amount))) for amount in table_of.sum(0)] if wide else [Text("")]
+    table.add_row("all", *sums, short(int(table_of.sum())), str(np.count_nonzero(table_of.sum(0))), style="bold")
     return Group(table, _legend(table_of, bounds))
 
 
@@ -76,7 +76,14 @@ def _dot(amount: int, bounds: list[int], wide: bool) -> Text:
     if not amount:
         return Text("" if wide else " ")
     size = next((number for number, bound in enumerate(bounds) if amount <= bound), len(DOTS) - 1)
-    return Text(f"{amount:,} {DOTS[size]}" if wide else DOTS[size], style=STYLES[size])
+    return Text(f"{short(amount)}{DOTS[size]}" if wide else DOTS[size], style=STYLES[size])
+
+
+def short(amount: int) -> str:
+    """Write an amount in at most four characters: 999, 1.2k, 34k."""
+    if amount < 1000:
+        return str(amount)
+    return f"{amount / 1000:.1f}k" if amount < 9950 else f"{amount / 1000:.0f}k"
 
 
 def _legend(table: Counts, bounds: list[int]) -> Text:
