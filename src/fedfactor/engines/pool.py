@@ -148,7 +148,7 @@ class Pool:
 def _serve(pipe: Connection, payload: bytes) -> None:
     """Be a worker: do jobs until the pipe ends."""
     torch.set_num_threads(1)
-    setup: Setup = cloudpickle.loads(payload)
+    setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             message, state = pipe.recv()
