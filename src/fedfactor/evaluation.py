@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from fedfactor import cost
 from fedfactor.client import sections
+from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
 from fedfactor.task import like
@@ -28,7 +30,7 @@ class Evaluator:
         self.federation = federation
         self._macs: dict[float, float] = {}
         self.moved = 0
-        """Bytes that came back from calibration and evaluation since the last event."""
+        """Bytes that calibration and evaluation have moved, both ways, since this was last set to 0."""
         self.bad = 0
         """Bad answers among them."""
 
@@ -114,14 +116,23 @@ class Evaluator:
         view = setup.method.prepare(server.tensors, {capacity: setup.network(capacity) for capacity in capacities})
         asked = {who.client: who for who in everyone}
         found: dict[int, Message] = {}
-        for done in federation.engine.run(setup, federation.jobs(kind, server, view, everyone, states=states)):
+
+        def counted(jobs: Iterator[Job]) -> Iterator[Job]:
+            for job in jobs:
+                self.moved += len(job.message)
+                yield job
+
+        jobs = federation.jobs(kind, server, view, everyone, states=states)
+        for done in federation.engine.run(setup, counted(jobs)):
             self.moved += len(done.reply or b"")
             try:
+                if done.client not in asked:
+                    raise BadMessage("was not asked")
                 message = decode(done.reply or b"")
                 check_report(answer, message, asked[done.client], server.round)
                 if answer == "calibrated":
                     expect(message.tensors, _statistics_of(setup.network(asked[done.client].capacity)), "statistics")
-            except (BadMessage, KeyError):
+            except BadMessage:
                 self.bad += 1
                 continue
             found[done.client] = message

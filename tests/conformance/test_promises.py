@@ -105,6 +105,13 @@ def test_reported_bytes_are_encoded_bytes(method: str, codec: str) -> None:
     assert totals["bytes_up"] == sum(map(len, engine.up))
 
 
+def test_calibration_is_counted_apart_both_ways() -> None:
+    engine = Recording()
+    event = run(HeteroFL(static_norm=True), engine=engine, rounds=1).history[-1]
+    moved = sum(map(len, engine.down)) + sum(map(len, engine.up))
+    assert event["bytes_calibration"] == moved - event["bytes_down"] - event["bytes_up"] > 0
+
+
 def test_codecs_make_messages_smaller() -> None:
     up = {codec: run(codec=codec, evaluate_clients="none").summary["totals"]["bytes_up"] for codec in CODECS}
     assert up["int8"] < up["float16"] < up["float32"]
