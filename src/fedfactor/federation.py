@@ -167,7 +167,6 @@ class Federation:
         """What must not change when a run is carried on, in words: all but how long it is and what is measured."""
         setup, data = self.setup, self.setup.task.data
         training = {f.name: getattr(setup.training, f.name) for f in fields(setup.training)}
-        sizes = hashlib.sha256(",".join(str(len(part)) for part in data.train_of).encode()).hexdigest()[:12]
         shapes = {name: list(tensor.shape) for name, tensor in tensors_of(setup.network(1.0)).items()}
         found = {
             "method": setup.method,
@@ -177,7 +176,7 @@ class Federation:
             "capacities": self.capacities,
             "cohort": self.rounds.cohort,
             "kind": setup.task.kind,
-            "clients": f"{data.clients} ({sizes})",
+            "clients": f"{data.clients} (split {data.fingerprint})",
             "model": hashlib.sha256(str(shapes).encode()).hexdigest()[:12],
         }
         if "cosine" in str(setup.training.schedule):  # the only schedule that looks ahead

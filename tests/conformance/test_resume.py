@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,8 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
         ({"codec": "int8"}, "codec was Float32"),
         ({"cohort": 4}, "cohort was 3 and is now 4"),
         ({"data": data(even=False)}, "clients was 6"),
+        ({"data": replace(data(), train_of=data().train_of[::-1])}, "clients was 6 .split .* and is now 6"),
+        ({"data": replace(data(), train=(data().train[0], 9 - data().train[1]))}, "clients was 6 .split .* now 6"),
         ({"model": lambda: Tiny(0.5)}, "model was"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
