@@ -38,7 +38,7 @@ class Evaluator:
         """Say in words what the figures of this run mean."""
         method, rounds = self.federation.setup.method, self.federation.rounds
         return {
-            "global": "the server's model on the central test set, at every capacity level"
+            "global": "the server's model on the central test set, at every capacity it is used at"
             if self._has_global_model()
             else "none: part of every model is private",
             "clients": {
@@ -78,7 +78,7 @@ class Evaluator:
         federation = self.federation
         central = federation.setup.task.data.central
         if central is not None and self._has_global_model():
-            levels = federation.capacities.levels if federation.setup.method.adapts else [1.0]
+            levels = federation.setup.method.served(federation.capacities.levels)
             self.moved = 0
             event["global"] = {
                 f"{level:g}": federation.setup.task.evaluate(self.deployed(server, level), central) for level in levels

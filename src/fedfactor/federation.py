@@ -117,6 +117,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         setup = self.setup
+        setup.method = setup.method.fitted(self.capacities.levels)
         reason = setup.method.refuses(setup.optimizer, setup.codec, self.capacities.dynamic)
         if reason:
             raise ValueError(reason)
@@ -292,7 +293,8 @@ class Federation:
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
         for who in cohort:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
-            plan = setup.method.plan(view, who, network, torch_rng(training.seed, "plan", server.round, who.client))
+            rng = torch_rng(training.seed, "plan", server.round, who.client) if kind == "train" else None
+            plan = setup.method.plan(view, who, network, rng)
             coded = code_down(setup.codec, trained, setup.method.download(view, who, plan, held, network))
             extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
             fields = {"client": who.client, "round": server.round, "capacity": who.capacity}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,10 @@ class Method:
 
     # Server and client: the network and which part of it stays private.
 
+    def fitted(self, levels: Sequence[float]) -> Self:
+        """Return this method as it is for a run with these capacity levels; asked once, before anything else."""
+        return self
+
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Return the network that a client of this capacity trains; `build(width)` makes the task's model."""
         return build(1.0)
@@ -105,8 +109,11 @@ class Method:
         """
         return server
 
-    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
-        """Say for every tensor of the client where it lives in the view."""
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
+        """Say for every tensor of the client where it lives in the view.
+
+        `rng` is for methods that choose at random what a client trains; it is `None` where a model is to be used.
+        """
         return whole_plan(self.shared_names(network))
 
     def download(
@@ -157,13 +164,17 @@ class Method:
 
     # Both: the result.
 
+    def served(self, levels: Sequence[float]) -> list[float]:
+        """Return the capacities at which the server's model is used, and so measured."""
+        return list(levels) if self.adapts else [1.0]
+
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
         """Return a plain module of ordinary layers, made of the server's tensors and of what a client keeps.
 
         `network` is the one for this capacity and is overwritten.
         """
         view = self.prepare(server, {capacity: network})
-        plan = self.plan(view, Participant(-1, capacity, 0), network, torch.Generator().manual_seed(0))
+        plan = self.plan(view, Participant(-1, capacity, 0), network, None)
         self.load(network, pull(view, plan), kept)
         return compose(network)
 

@@ -75,7 +75,7 @@ class FedHM(Method):
             view.update({f"{name}.{factor}": tensor for factor, tensor in factors.items()})
         return view
 
-    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
         """Take the leading components of each split layer, and the rest whole."""
         return slice_plan(view, tensors_of(network))
 

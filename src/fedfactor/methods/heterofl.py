@@ -51,7 +51,7 @@ class HeteroFL(Method):
         network = build(capacity)
         return without_statistics(network) if self.static_norm else network
 
-    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator) -> Plan:
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
         """Take the leading part of every axis; within each gate, or each of q, k and v, where they are fused."""
         return slice_plan(view, tensors_of(network), axis_blocks(network))
 
