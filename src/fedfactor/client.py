@@ -132,6 +132,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
     answer.update(_fit(setup, network, examples, ctx))
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
+    if method.reports:
+        answer["figures"] = method.report(network, ctx)
 
     own = tensors_of(network)
     shared = {name: own[name].to(wanted.dtype, copy=True) for name, wanted in ctx.down.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -214,6 +214,14 @@ def _check_scores(scores: object) -> None:
         raise BadMessage("scores must be numbers, accuracy and loss among them")
     if not 0 <= scores["accuracy"] <= 1:
         raise BadMessage(f"an accuracy of {scores['accuracy']!r} cannot be")
+
+
+def check_figures(figures: object, names: Sequence[str]) -> dict[str, float]:
+    """Check the numbers that a method has its clients report: these names, and finite."""
+    if not isinstance(figures, dict) or figures.keys() != set(names) or not all(map(_is_number, figures.values())):
+        wanted = ", ".join(names) or "no figures"
+        raise BadMessage(f"the reply must report finite numbers named {wanted}")
+    return {name: float(figures[name]) for name in names}
 
 
 def _is_number(value: object) -> bool:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from fedfactor.client import Setup, code_down, decode_down, decode_up, expected_up, sections
 from fedfactor.engines.base import Done, Engine, Job
 from fedfactor.engines.inline import Inline
-from fedfactor.evaluation import Evaluator, check_report
-from fedfactor.methods.base import Participant
+from fedfactor.evaluation import Evaluator, check_figures, check_report
+from fedfactor.methods.base import Outcome, Participant
 from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import State, Step
 from fedfactor.plan import Plan, Reply, Tensors, pull
@@ -142,17 +143,24 @@ class Federation:
             torch.set_num_threads(threads)
 
     def _start(self) -> Server:
-        setup = self.setup
-        # The server's space is on the CPU and in full precision, wherever and however clients train.
-        tensors = {
-            name: _wide(t.cpu()) for name, t in setup.method.start(setup.network, self.capacities.levels).items()
-        }
+        setup, tensors = self.setup, self._first_tensors(self.setup)
         weights = setup.method.weight_names(setup.network, tensors)
         optimizer = setup.optimizer.start({name: t for name, t in tensors.items() if name in weights})
         server = Server(0, tensors, optimizer, {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0})
         self._note({"event": "start", "protocol": self.evaluator.protocol()})
         self._commit(server, {}, {})
         return server
+
+    def _first_tensors(self, setup: Setup) -> Tensors:
+        # The server's space is on the CPU and in full precision, wherever and however clients train.
+        start = setup.method.start(setup.network, self.capacities.levels)
+        return {name: _wide(tensor.cpu()) for name, tensor in start.items()}
+
+    @cached_property
+    def first(self) -> Tensors:
+        """The server's tensors before the first round; computed again when somebody asks, since networks are reused."""
+        setup = self.setup
+        return self._first_tensors(Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training))
 
     def _resume(self) -> Server | None:
         last = self.store.last()
@@ -218,6 +226,10 @@ class Federation:
             "failures": [{"client": failure.client, "reason": failure.reason} for failure in answers.failures],
             **self.evaluator.links(answers.bytes_down, answers.bytes_up, answers.busy, len(cohort)),
         }
+        outcome = Outcome(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first)
+        observed = setup.method.observe(outcome)
+        if observed:
+            event["observed"] = observed
         self.evaluator.add(event, new, answers.reports, answers.states)
         event["seconds"] = time.perf_counter() - start
         self._note(event)
@@ -330,7 +342,10 @@ class Federation:
         expect(extras, setup.optimizer.expected(asked.extras), "optimizer's upload")
         tensors = decode_up(setup.codec, trained, model, asked.reference)
         expect(tensors, asked.reference, "decoded upload")  # what is small in code may be large when decoded
-        return Reply(who.client, who.capacity, report["samples"], asked.plan, asked.reference, tensors, extras), report
+        figures = check_figures(report.get("figures", {}), setup.method.reports)
+        return Reply(
+            who.client, who.capacity, report["samples"], asked.plan, asked.reference, tensors, extras, figures
+        ), report
 
     def _check_finite(self, round: int, tensors: Tensors, optimizer: State) -> None:
         for name, tensor in [*tensors.items(), *(pair for kind in optimizer.values() for pair in kind.items())]:

@@ -8,7 +8,7 @@ the element.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -73,6 +73,8 @@ class Reply:
     tensors: Tensors
     extras: Tensors
     """What the optimizer sent along."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the method's `report` says about the client's training."""
 
     def change(self, name: str) -> Tensor:
         """Return what training changed of one tensor, in the client's space."""

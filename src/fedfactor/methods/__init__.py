@@ -1,6 +1,6 @@
 """Which tensors go where; one file a method."""
 
-from fedfactor.methods.base import Method, Participant, Phase
+from fedfactor.methods.base import Method, Outcome, Participant, Phase
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedhm import FedHM
@@ -20,6 +20,7 @@ __all__ = [
     "Local",
     "LowRankMethod",
     "Method",
+    "Outcome",
     "PFedPara",
     "Participant",
     "Phase",

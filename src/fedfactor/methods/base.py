@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,24 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """A round as the server saw it: what `observe` may look at."""
+
+    round: int
+    """Counted from 1."""
+    before: Tensors
+    """The server's tensors as they were when the round began."""
+    after: Tensors
+    """As they are now."""
+    view: Tensors
+    """What `prepare` made of them, which the plans of the replies refer to."""
+    replies: Sequence[Reply]
+    networks: Networks
+    first: Callable[[], Tensors]
+    """Gives the server's tensors before the first round."""
+
+
+@dataclass(frozen=True)
 class Method:
     """Everything is shared and averaged by data: FedAvg (McMahan et al. 2017, Alg. 1)."""
 
@@ -56,6 +74,11 @@ class Method:
     """How much a client counts: by its `samples`, `uniform`, or in words what `weights` does."""
     adapts: ClassVar[bool] = False
     """Whether clients of less capacity get a smaller network; others give everybody the same."""
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """Names of the numbers that `report` returns; a reply with others is a failure."""
+        return ()
 
     @property
     def calibrates(self) -> bool:
@@ -146,6 +169,10 @@ class Method:
         private = self.private_names(network)
         return {name: tensor for name, tensor in tensors_of(network).items() if name in private}
 
+    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
+        """Return plain numbers about this client's training, for `observe`: they leave the client, so keep them few."""
+        return {}
+
     # Server: back.
 
     def weights(self, replies: Sequence[Reply]) -> list[float]:
@@ -160,6 +187,10 @@ class Method:
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """Return what the server keeps a client (in its store on disk), by client."""
+        return {}
+
+    def observe(self, outcome: Outcome) -> dict[str, Any]:
+        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
         return {}
 
     # Both: the result.
