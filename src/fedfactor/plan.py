@@ -148,6 +148,12 @@ def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = N
     `blocks` names tensors whose first axis is made of several equal parts (gates, or q, k and v): the leading part of
     each is taken.
     """
+    strange = [name for name in client if name not in view]
+    if strange:
+        raise ValueError(
+            f"a narrower network has {strange[0]!r}, which the full one lacks: it is no part of it; "
+            "build the model so that its width only changes sizes (ResNets here: shortcut = 'slice')"
+        )
     return {
         name: Piece(name, _leading(name, view[name], tensor, (blocks or {}).get(name, 1)))
         for name, tensor in client.items()

@@ -5,7 +5,7 @@ from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
 from fedfactor.factor.composition import Composition, orthogonality
 from fedfactor.factor.dense import Dense, WeightNorm
 from fedfactor.factor.hadamard import Hadamard, jacobian_correction
-from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, frobenius_decay
+from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, frobenius_decay, spectrum
 from fedfactor.factor.tucker import LowRank
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "frobenius_decay",
     "jacobian_correction",
     "orthogonality",
+    "spectrum",
 ]

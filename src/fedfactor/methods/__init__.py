@@ -6,11 +6,14 @@ from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
+from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.heterofl import HeteroFL
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
+from fedfactor.methods.prism import OrthDrop, PriSM
 
 __all__ = [
+    "FLANC",
     "FedAMP",
     "FedAvg",
     "FedHM",
@@ -20,8 +23,10 @@ __all__ = [
     "Local",
     "LowRankMethod",
     "Method",
+    "OrthDrop",
     "Outcome",
     "PFedPara",
     "Participant",
     "Phase",
+    "PriSM",
 ]

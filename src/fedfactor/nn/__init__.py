@@ -1,6 +1,6 @@
 """Layers made of factors, and how to put them into a model and take them out again."""
 
-from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, weight_norm
+from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, outer_layers, weight_norm
 from fedfactor.nn.layers import (
     FactorConv1d,
     FactorConv2d,
@@ -11,6 +11,7 @@ from fedfactor.nn.layers import (
     FactorRNN,
     FactorWeight,
     composed_once,
+    dense_names,
     factor_weights,
 )
 
@@ -27,8 +28,10 @@ __all__ = [
     "check",
     "compose",
     "composed_once",
+    "dense_names",
     "factor_weights",
     "factorize",
     "first_layers",
+    "outer_layers",
     "weight_norm",
 ]

@@ -136,6 +136,15 @@ def first_layers(model: nn.Module, count: int) -> list[str]:
     return list(layers)[:count]
 
 
+def outer_layers(model: nn.Module) -> list[str]:
+    """Name the layers that methods with small inner layers leave dense: stem, 1 x 1 convolutions and classifier."""
+    layers = [(name, module) for name, module in model.named_modules() if type(module) in (*LINEAR, *CONVOLUTIONS)]
+    convolutions = [name for name, module in layers if type(module) in CONVOLUTIONS]
+    points = [name for name, module in layers if name in convolutions and set(module.kernel_size) == {1}]
+    classifier = [name for name, module in layers if name not in convolutions][-1:]
+    return [*dict.fromkeys([*convolutions[:1], *points, *classifier])]
+
+
 def _replace(model: nn.Module, rebuild: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
     """Apply `rebuild(name, module)` from the leaves up; a module used in two places is rebuilt once."""
     done: dict[int, nn.Module] = {}

@@ -283,6 +283,19 @@ def factor_weights(model: nn.Module) -> dict[str, FactorWeight]:
     return {name: module for name, module in model.named_modules() if isinstance(module, FactorWeight)}
 
 
+def dense_names(model: nn.Module) -> dict[str, str]:
+    """Return, by the name of each factorised weight, the name that its dense weight has in the plain model."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, (FactorLinear, FactorConv)):
+            found[name] = f"{name}.weight"
+        elif isinstance(module, _FactorRecurrent):
+            found.update({f"{name}.{attribute}": f"{name}.{attribute}" for attribute in module.factored()})
+        elif isinstance(module, FactorMultiheadAttention):
+            found.update({f"{name}.{_PROJECTIONS[a]}": f"{name}.{a}" for a in module.factored()})
+    return {name.removeprefix("."): dense.removeprefix(".") for name, dense in found.items()}
+
+
 @contextmanager
 def composed_once(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Compose every weight once for the whole block, and give the composed weights by module name.

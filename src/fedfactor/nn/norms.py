@@ -58,10 +58,10 @@ def axis_blocks(model: nn.Module) -> dict[str, int]:
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         parts = next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
+        # Of a weight kept as factors, these have its outputs along their first axis.
+        fused = [key for key, _ in module.named_parameters() if "." not in key or key.endswith((".u", ".w", ".g"))]
         if parts > 1:
-            found.update(
-                {prefix + key: parts for key, _ in module.named_parameters(recurse=False) if "_hr_" not in key}
-            )
+            found.update({prefix + key: parts for key in fused if "_hr_" not in key})
         elif isinstance(module, nn.MultiheadAttention):
-            found.update({prefix + key: 3 for key in ("in_proj_weight", "in_proj_bias")})
+            found.update({prefix + key: 3 for key in fused if key.startswith("in_proj")})
     return found

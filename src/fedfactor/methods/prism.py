@@ -1,0 +1,152 @@
+"""PriSM: every client trains a random set of principal kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.factor import ChannelSplit, spectrum
+from fedfactor.factor.base import WeightShape
+from fedfactor.methods.base import Networks, Participant
+from fedfactor.methods.spectral import Spectral
+from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
+from fedfactor.nn.norms import axis_blocks, without_statistics
+from fedfactor.nn.state import fill, tensors_of
+from fedfactor.plan import AxisIndex, Held, Plan, Reply, Tensors, holders_mean, slice_plan
+from fedfactor.registry import described, register
+
+SMALL = 0.2
+"""Up to this keep ratio clients sample with `kappa_small` (Table 7)."""
+
+
+@register("methods", "prism", paper="arXiv:2208.13141")
+@dataclass(frozen=True)
+class PriSM(Spectral):
+    """A client that keeps a share of the model trains r principal kernels of each layer, drawn by sigma^kappa (Eq. 2).
+
+    The server's weights (N, M k^2) are split by SVD into u'_i = sqrt(sigma_i) u_i and v'_i = sqrt(sigma_i) v_i. A
+    client gets r = ceil(keep min(N, M k^2)) of them a layer, really sliced: of u'_i the first r outputs, of v'_i
+    the inputs that the layer before puts out (Sec. 3.2.1); stem, shortcuts, norms and classifier are cut to the same
+    channels. Entries are averaged over their holders, all counting the same (Eq. 5), those nobody held stay, and the
+    next round's SVD refreshes the basis. Batch norms keep no statistics; Eq. 6 is the Frobenius decay.
+
+    Channels are those of the task's model at width `outputs` x keep, so any model with a width can be trained; for
+    PriSM-O2 that is ceil(2 keep N), up to one channel less than 2 r. Shapes of Table 1 need a stem of full width and
+    sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`). The server's full model is what is used
+    and measured; a smaller one has its leading kernels.
+
+    Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
+    of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
+    """
+
+    kappa: float = field(default=2.5, metadata=described("smooth factor of the sampling"))
+    kappa_small: float = field(default=4.0, metadata=described("smooth factor of clients that keep a fifth or less"))
+    outputs: float = field(default=1.0, metadata=described("outputs of a layer as a multiple of r; 2 is PriSM-O2"))
+    dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
+    static_norm: bool = field(
+        default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
+    )
+    weighting: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        if not self.outputs >= 1:
+            raise ValueError(f"outputs must be 1 or more, got {self.outputs:g}")
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether norm statistics are gathered from the clients before a model is used."""
+        return self.static_norm
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Build the sub-model: the task's model at this width, its inner layers as r kernels each."""
+        full = build(1.0)
+        slim = build(min(1.0, self.outputs * capacity)) if capacity < 1 else full
+        most = self._ranks(slim, 1.0)  # a width that rounds down may leave fewer channels than r
+        ranks = {name: ChannelSplit(rank=min(r, most[name])) for name, r in self._ranks(full, capacity).items()}
+        made = factorize(slim, ChannelSplit(), skip=self._outer(slim), per_layer=ranks, keep_weights=capacity == 1)
+        return without_statistics(made)
+
+    def _outer(self, model: nn.Module) -> list[str]:
+        return [*outer_layers(model), *self.dense]
+
+    def _ranks(self, model: nn.Module, keep: float) -> dict[str, int]:
+        """Return r of every inner layer."""
+        split = factorize(copy.deepcopy(model).to("meta"), ChannelSplit(ratio=keep), skip=self._outer(model))
+        weights, names = factor_weights(split), dense_names(split)
+        return {names[name].removesuffix(".weight"): len(weight.factors["v"]) for name, weight in weights.items()}
+
+    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
+        """Decompose every inner layer into all its principal kernels (Alg. 1, line 2)."""
+        view = dict(server)
+        for layer, name in dense_names(next(iter(networks.values()))).items():
+            factors = ChannelSplit(ratio=1.0).from_dense(server[name])
+            view |= {f"{layer}.u": factors["u"], f"{layer}.v": factors["v"], f"{layer}.sigma": spectrum(factors)}
+        return view
+
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
+        """Draw the client's kernels, layer by layer; the other axes are cut to its channels (Alg. 1, line 6)."""
+        plan = slice_plan(view, tensors_of(network), axis_blocks(network))
+        for layer, weight in factor_weights(network).items():
+            kernels, u, v = self._kernels(view, who, layer, weight.factors["v"], rng), f"{layer}.u", f"{layer}.v"
+            plan[u] = replace(plan[u], index=(plan[u].index[0], kernels, *plan[u].index[2:]))
+            plan[v] = replace(plan[v], index=(kernels, *plan[v].index[1:]))
+        return plan
+
+    def _kernels(
+        self, view: Tensors, who: Participant, layer: str, v: Tensor, rng: torch.Generator | None
+    ) -> AxisIndex:
+        sigma = view[f"{layer}.sigma"]
+        if len(v) == len(sigma):
+            return None
+        return len(v) if rng is None else self.drawn(sigma, len(v), who.capacity, rng).sort().values
+
+    def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
+        """Draw kernels without replacement with probabilities sigma^kappa (Eq. 2), in the order they are drawn.
+
+        The first of independent exponential clocks of these rates to ring is such a draw; so is the next one.
+        """
+        kappa = self.kappa_small if keep <= SMALL else self.kappa
+        clocks = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
+        return (clocks - kappa * sigma.double().log()).argsort(stable=True)[:count]
+
+    def aggregate(
+        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
+    ) -> tuple[Tensors, Held]:
+        """Average U' and V' entry by entry and compose them (Eq. 5)."""
+        mean, held = holders_mean(view, replies, self.weights(replies))
+        for layer, name in dense_names(networks(1.0)).items():
+            shape = WeightShape.of(server[name])
+            before, after = (
+                ChannelSplit().compose({factor: tensors[f"{layer}.{factor}"] for factor in "uv"}, shape)
+                for tensors in (view, mean)
+            )
+            # A kernel reaches every entry of the weight, so all are held.
+            mean[name], held[name] = server[name] + (after - before), len(replies)
+        return {name: mean[name] for name in server}, {name: held[name] for name in server}
+
+    def served(self, levels: Sequence[float]) -> list[float]:
+        """The server's full model is what training is for."""
+        return [1.0]
+
+    def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
+        """Return the dense model; below full capacity its leading kernels, composed."""
+        if capacity < 1:
+            return super().deploy(server, network, capacity, kept)
+        plain = compose(network)
+        fill(plain, server)
+        return plain
+
+
+@register("methods", "orthdrop", paper="arXiv:2208.13141")
+@dataclass(frozen=True)
+class OrthDrop(PriSM):
+    """PriSM with the same leading kernels for everybody, always: ordered dropout in the orthogonal space (Sec. 4)."""
+
+    def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
+        """Take the kernels of the largest singular values."""
+        return torch.arange(count)

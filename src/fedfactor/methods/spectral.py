@@ -1,0 +1,51 @@
+"""What methods share whose server is dense and whose clients train parts of its layers' singular vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fedfactor.factor import frobenius_decay
+from fedfactor.methods.base import Method, Networks
+from fedfactor.nn import compose, dense_names, factor_weights
+from fedfactor.nn.state import tensors_of
+from fedfactor.plan import Tensors
+from fedfactor.registry import described
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+
+
+@dataclass(frozen=True)
+class Spectral(Method):
+    """Factors of inner layers, from the server's dense weights anew every round; Frobenius decay on them."""
+
+    frobenius: bool = field(default=True, metadata=described("Frobenius decay takes weight decay's place on factors"))
+    space: ClassVar[Literal["slice", "turning", "personal"]] = "turning"
+    adapts: ClassVar[bool] = True
+
+    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+        """The server has the full network's dense weights."""
+        return {name: tensor.clone() for name, tensor in tensors_of(compose(networks(1.0))).items()}
+
+    def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
+        """The full network's parameters, by their dense names."""
+        network = networks(1.0)
+        dense = {f"{layer}.{factor}": name for layer, name in dense_names(network).items() for factor in ("u", "v")}
+        return {dense.get(name, name) for name, p in network.named_parameters() if p.requires_grad}
+
+    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Add (lambda / 2) ||U V^T||^2 of every factorised layer, lambda being the weight decay."""
+        loss = super().objective(network, batch, ctx)
+        if self.frobenius and ctx.training.weight_decay:
+            for layer in factor_weights(network).values():
+                loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
+        return loss
+
+    def decays(self, name: str, network: nn.Module) -> bool:
+        """Factors have Frobenius decay instead of weight decay."""
+        layer, _, factor = name.rpartition(".")
+        return not (self.frobenius and factor in ("u", "v") and layer in factor_weights(network))
