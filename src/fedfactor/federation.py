@@ -226,7 +226,8 @@ class Federation:
             "failures": [{"client": failure.client, "reason": failure.reason} for failure in answers.failures],
             **self.evaluator.links(answers.bytes_down, answers.bytes_up, answers.busy, len(cohort)),
         }
-        outcome = Outcome(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first)
+        due = self.evaluator.due(t + 1)
+        outcome = Outcome(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first, due)
         observed = setup.method.observe(outcome)
         if observed:
             event["observed"] = observed

@@ -5,7 +5,7 @@ from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
 from fedfactor.factor.composition import Composition, orthogonality
 from fedfactor.factor.dense import Dense, WeightNorm
 from fedfactor.factor.hadamard import Hadamard, jacobian_correction
-from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, frobenius_decay, spectrum
+from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, effective_rank, frobenius_decay, spectrum
 from fedfactor.factor.tucker import LowRank
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Unfit",
     "WeightNorm",
     "WeightShape",
+    "effective_rank",
     "frobenius_decay",
     "jacobian_correction",
     "orthogonality",

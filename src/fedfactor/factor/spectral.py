@@ -216,6 +216,15 @@ def spectrum(factors: Factors) -> Tensor:
     return strengths
 
 
+def effective_rank(sigma: Tensor) -> float:
+    """Return how many components a weight really has: exp of the entropy of p_i = sigma_i / sum sigma (PriSM 4.3).
+
+    The paper prints the entropy inside a logarithm, without its sign; this is what its figures show.
+    """
+    p = sigma.double() / sigma.double().sum()
+    return math.exp(-float(torch.special.xlogy(p, p).sum()))
+
+
 def _as_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Flatten the factors to U (rows, r) and V^T (r, columns) of the unrolled weight."""
     return u.movedim(1, -1).reshape(-1, u.shape[1]), v.flatten(1)

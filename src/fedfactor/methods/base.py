@@ -61,6 +61,8 @@ class Outcome:
     networks: Networks
     first: Callable[[], Tensors]
     """Gives the server's tensors before the first round."""
+    due: bool = False
+    """Whether this round is one that is measured: larger figures belong there."""
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.factor import Composition, Dense, orthogonality
-from fedfactor.methods.base import Method, Networks, Participant
+from fedfactor.methods.base import Method, Networks, Outcome, Participant
 from fedfactor.nn import check, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Piece, Plan, Tensors
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fedfactor.client import Context
     from fedfactor.factor.base import WeightShape
     from fedfactor.task import Task
+
+
+LOGGED = 32
+"""Basis vectors of a layer whose Gram matrix is logged: a wide network's would fill the journal."""
 
 
 @register("methods", "flanc", paper="FLANC (NeurIPS 2022)")
@@ -70,7 +74,8 @@ class FLANC(Method):
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Build the p-width network with its inner layers composed."""
         model = build(capacity)
-        bases = {name: Composition(*basis) for name, basis in self.bases.items()} | self._bases(build)
+        given = {pattern: Composition(*basis) for pattern, basis in self.bases.items()}
+        bases = {**given, **{name: basis for name, basis in self._bases(build).items() if name not in given}}
         return factorize(model, Dense(), skip=self._outer(model), per_layer=bases)
 
     def _outer(self, model: nn.Module) -> list[str]:
@@ -124,9 +129,29 @@ class FLANC(Method):
         """Send V and what belongs to the client's width (Alg. 1, line 3)."""
         return {name: Piece(home) for name, home in self._homes(network, who.capacity).items()}
 
+    def observe(self, outcome: Outcome) -> dict[str, Any]:
+        """Log how much each basis vector is used, mean |U| a column and width (Fig. 5), and Gram matrices (Fig. 6)."""
+        if not outcome.due:
+            return {}
+        bases = {layer: outcome.after[f"{layer}.v"] for layer in factor_weights(outcome.networks(1.0))}
+        usage = {
+            layer: {
+                f"{width:g}": _rounded(outcome.after[f"{layer}.u@{width:g}"].abs().reshape(-1, len(v)).mean(0))
+                for width in self.widths
+            }
+            for layer, v in bases.items()
+        }
+        vectors = {layer: v.flatten(1)[:LOGGED] for layer, v in bases.items()}
+        return {"mean_abs_u": usage, "gram": {layer: _rounded(v @ v.T) for layer, v in vectors.items()}}
+
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Eq. 3: the loss, and lambda ||V V^T - I||^2 of every layer."""
         loss = super().objective(network, batch, ctx)
         for layer in factor_weights(network).values():
             loss = loss + orthogonality(layer.factors["v"], self.strength, reduction=self.reduction)
         return loss
+
+
+def _rounded(tensor: Tensor) -> Any:
+    """Return a tensor as lists of numbers of four decimals."""
+    return tensor.double().round(decimals=4).tolist()

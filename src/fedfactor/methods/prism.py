@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor import ChannelSplit, spectrum
+from fedfactor.factor import ChannelSplit, effective_rank, spectrum
 from fedfactor.factor.base import WeightShape
-from fedfactor.methods.base import Networks, Participant
+from fedfactor.methods.base import Networks, Outcome, Participant
 from fedfactor.methods.spectral import Spectral
+from fedfactor.models.width import Multiple
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import AxisIndex, Held, Plan, Reply, Tensors, holders_mean, slice_plan
+from fedfactor.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
 from fedfactor.registry import described, register
 
 SMALL = 0.2
@@ -35,10 +36,10 @@ class PriSM(Spectral):
     channels. Entries are averaged over their holders, all counting the same (Eq. 5), those nobody held stay, and the
     next round's SVD refreshes the basis. Batch norms keep no statistics; Eq. 6 is the Frobenius decay.
 
-    Channels are those of the task's model at width `outputs` x keep, so any model with a width can be trained; for
-    PriSM-O2 that is ceil(2 keep N), up to one channel less than 2 r. Shapes of Table 1 need a stem of full width and
-    sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`). The server's full model is what is used
-    and measured; a smaller one has its leading kernels.
+    Channels are those of the task's model at this width, so any model that has a width can be trained. PriSM-O2 puts
+    out min(N, 2 r) channels where the model counts them by `models.scaled`. Shapes of Table 1 need a stem of full width
+    and sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`). The server's full model is what is
+    used and measured; a smaller one has its leading kernels.
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
     of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
@@ -46,7 +47,7 @@ class PriSM(Spectral):
 
     kappa: float = field(default=2.5, metadata=described("smooth factor of the sampling"))
     kappa_small: float = field(default=4.0, metadata=described("smooth factor of clients that keep a fifth or less"))
-    outputs: float = field(default=1.0, metadata=described("outputs of a layer as a multiple of r; 2 is PriSM-O2"))
+    outputs: int = field(default=1, metadata=described("outputs of a layer as a multiple of r; 2 is PriSM-O2"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
     static_norm: bool = field(
         default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
@@ -55,7 +56,7 @@ class PriSM(Spectral):
 
     def __post_init__(self) -> None:
         if not self.outputs >= 1:
-            raise ValueError(f"outputs must be 1 or more, got {self.outputs:g}")
+            raise ValueError(f"outputs must be 1 or more, got {self.outputs}")
 
     @property
     def calibrates(self) -> bool:
@@ -65,7 +66,7 @@ class PriSM(Spectral):
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Build the sub-model: the task's model at this width, its inner layers as r kernels each."""
         full = build(1.0)
-        slim = build(min(1.0, self.outputs * capacity)) if capacity < 1 else full
+        slim = build(Multiple(self.outputs, capacity)) if capacity < 1 else full
         most = self._ranks(slim, 1.0)  # a width that rounds down may leave fewer channels than r
         ranks = {name: ChannelSplit(rank=min(r, most[name])) for name, r in self._ranks(full, capacity).items()}
         made = factorize(slim, ChannelSplit(), skip=self._outer(slim), per_layer=ranks, keep_weights=capacity == 1)
@@ -128,6 +129,18 @@ class PriSM(Spectral):
             # A kernel reaches every entry of the weight, so all are held.
             mean[name], held[name] = server[name] + (after - before), len(replies)
         return {name: mean[name] for name in server}, {name: held[name] for name in server}
+
+    def observe(self, outcome: Outcome) -> dict[str, Any]:
+        """Log the effective rank of every layer (Fig. 6) and how many clients had each kernel (Fig. 7)."""
+        layers = dense_names(outcome.networks(1.0))
+        picks = {layer: torch.zeros(len(outcome.view[f"{layer}.sigma"]), dtype=torch.int64) for layer in layers}
+        for reply in outcome.replies:
+            for layer, count in picks.items():
+                Piece(layer, reply.plan[f"{layer}.v"].index[:1]).add(count, 1)
+        return {
+            "effective_rank": {layer: effective_rank(outcome.view[f"{layer}.sigma"]) for layer in layers},
+            "picks": {layer: count.tolist() for layer, count in picks.items()},
+        }
 
     def served(self, levels: Sequence[float]) -> list[float]:
         """The server's full model is what training is for."""

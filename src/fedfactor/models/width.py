@@ -15,12 +15,27 @@ def scaled(channels: int, width: float, rounding: Rounding = "up") -> int:
     Every slimmed network and every slice of a full one must round alike, so this is the only place that does.
     """
     check_width(width)
+    if isinstance(width, Multiple):
+        return min(channels, width.times * scaled(channels, width.of, rounding))
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding must be 'up' or 'nearest', got {rounding!r}")
     if rounding == "nearest":
         return max(round(width * channels), 1)
     # 0.07 * 100 is 7.000000000000001 in binary; a channel must not appear out of that.
     return math.ceil(width * channels - 1e-9)
+
+
+class Multiple(float):
+    """A width of a whole number of times the channels of a narrower one (PriSM-O2); as a number, their product."""
+
+    times: int
+    of: float
+
+    def __new__(cls, times: int, of: float) -> Multiple:
+        """Return the width `times * of`, at most 1."""
+        made = super().__new__(cls, min(1.0, times * of))
+        made.times, made.of = times, of
+        return made
 
 
 def check_width(width: float) -> None:

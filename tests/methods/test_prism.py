@@ -1,0 +1,195 @@
+"""PriSM against its paper: sub-models, sampling, Eq. 5."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedfactor import models
+from fedfactor.cost import measure
+from fedfactor.factor import effective_rank
+from fedfactor.methods import OrthDrop, Participant, PriSM
+from fedfactor.nn import factor_weights
+from fedfactor.nn.state import tensors_of
+from fedfactor.plan import Piece, Reply, pull
+from fedfactor.task import FederatedData
+from tests.conformance.tiny import Tiny, run
+
+
+def resnet(width: float) -> nn.Module:
+    return models.build("resnet18", width=width, scale_stem=False, shortcut="slice")
+
+
+@pytest.mark.parametrize(("keep", "count"), [(0.8, 7_951_219), (0.6, 4_490_031), (0.4, 2_001_817), (0.2, 509_800)])
+def test_sub_models_are_really_small(keep: float, count: int) -> None:
+    """Table 1 with whole ranks: what `fedfactor tables` notes beside the paper's real-valued r."""
+    network = PriSM().network(resnet, keep)
+    split = factor_weights(network)
+    assert len(split) == 16
+    assert sum(f.numel() for w in split.values() for f in w.factors.values()) == count
+    outputs = {
+        name: len(module.weight) for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)
+    }
+    assert outputs["layer4.1.bn2"] == -(-512 * keep // 1) and outputs["bn1"] == 64
+
+
+def test_o2_puts_out_twice_as_many_channels() -> None:
+    network = PriSM(outputs=2).network(resnet, 0.2)
+    conv = factor_weights(network)["layer3.1.conv2"]
+    assert conv.factors["u"].shape[:2] == (104, 52) and conv.factors["v"].shape[:2] == (52, 104)
+    wide = factor_weights(PriSM(outputs=2).network(resnet, 0.8))["layer3.1.conv2"]
+    assert wide.factors["u"].shape[:2] == (256, 205)
+
+
+def test_a_sub_model_costs_less_when_it_runs() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    full, small = (measure(PriSM().network(resnet, keep), x) for keep in (1.0, 0.2))
+    assert small.macs < 0.08 * full.macs and small.activations < 0.4 * full.activations
+
+
+def test_a_recurrent_sub_model_is_cut_within_its_gates() -> None:
+    def build(width: float) -> nn.Module:
+        return models.build("lstm_imdb", width=width, hidden=8, embedding=6, layers=1, tokens=11)
+
+    method = PriSM()
+    networks = {keep: method.network(build, keep) for keep in (1.0, 0.5)}
+    server = method.start(networks.__getitem__, (1.0, 0.5))
+    view = method.prepare(server, networks)
+    plan = method.plan(view, Participant(0, 0.5, 0), networks[0.5], torch.Generator().manual_seed(3))
+    rows = [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]
+    assert plan["lstm.weight_hh_l0.u"].index[0].tolist() == plan["lstm.bias_ih_l0"].index[0].tolist() == rows
+    down = pull(view, plan)
+    assert down["lstm.weight_hh_l0.u"].shape == (16, 4) and down["lstm.weight_hh_l0.v"].shape == (4, 4)
+    assert down["lstm.weight_ih_l0.u"].shape == (16, 3) and down["lstm.weight_ih_l0.v"].shape == (3, 6)
+    method.load(networks[0.5], down, {})
+    assert networks[0.5](torch.randint(11, (2, 5))).shape == (2, 1)
+
+
+SIGMA = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.5])
+
+
+def test_the_first_kernel_is_drawn_by_eq_2() -> None:
+    rng, draws = torch.Generator().manual_seed(0), 4000
+    first = [int(PriSM(kappa=1.5).drawn(SIGMA, 2, 0.5, rng)[0]) for _ in range(draws)]
+    p = SIGMA**1.5 / (SIGMA**1.5).sum()
+    counts = np.bincount(first, minlength=5)
+    chi_square = float((((torch.from_numpy(counts) - draws * p) ** 2) / (draws * p)).sum())
+    assert chi_square < 13.28  # 99 % of chi-square with 4 degrees of freedom
+
+
+def test_kernels_are_included_as_often_as_by_drawing_one_after_another() -> None:
+    rng, draws, simulated = torch.Generator().manual_seed(1), 6000, np.zeros(5)
+    counts = np.zeros(5)
+    for _ in range(draws):
+        counts[PriSM(kappa=2.0).drawn(SIGMA, 3, 0.5, rng).numpy()] += 1
+    source = np.random.default_rng(7)
+    for _ in range(draws):
+        left, p = list(range(5)), SIGMA.numpy().astype(float) ** 2
+        for _ in range(3):
+            i = source.choice(len(left), p=p[left] / p[left].sum())
+            simulated[left.pop(i)] += 1
+    assert counts.sum() == 3 * draws
+    # A frequency over 6000 draws has a standard error of at most 0.0065, the difference of two 0.0091.
+    assert np.abs(counts - simulated).max() / draws < 3.3 * 0.0091
+
+
+def test_small_clients_sample_more_sharply_and_dead_kernels_come_last() -> None:
+    rng = torch.Generator().manual_seed(2)
+    small = sum(int(PriSM().drawn(SIGMA, 1, 0.2, rng)[0]) == 0 for _ in range(600))
+    large = sum(int(PriSM().drawn(SIGMA, 1, 0.4, rng)[0]) == 0 for _ in range(600))
+    assert small > large + 40
+    sigma = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    assert set(PriSM().drawn(sigma, 2, 0.4, rng).tolist()) == {0, 2}
+    assert len(set(PriSM().drawn(sigma, 3, 0.4, rng).tolist())) == 3
+
+
+def test_layers_and_clients_draw_independently_and_orthdrop_never() -> None:
+    network, method = PriSM().network(Tiny, 0.5), PriSM(kappa=0.5)
+    server = method.start(lambda _: method.network(Tiny, 1.0), (1.0,))
+    view = method.prepare(server, {0.5: network})
+
+    def kernels(method: PriSM, seed: int) -> list[list[int]]:
+        plan = method.plan(view, Participant(seed, 0.5, 0), network, torch.Generator().manual_seed(seed))
+        assert plan["conv2.u"].index[1] is plan["conv2.v"].index[0]
+        return [plan[f"{layer}.v"].index[0].tolist() for layer in ("conv2", "hidden")]
+
+    drawn = [kernels(method, seed) for seed in range(6)]
+    assert len({str(conv) for conv, _ in drawn}) > 3 and any(conv != hidden[: len(conv)] for conv, hidden in drawn)
+    assert kernels(OrthDrop(), 1) == kernels(OrthDrop(), 2) == [list(range(8)), list(range(16))]
+    used = method.plan(view, Participant(0, 0.5, 0), network, None)  # to be used, not trained: the leading ones
+    assert used["conv2.v"].index[0] == 8
+
+
+class Two(nn.Module):
+    """A 2 x 2 inner layer and a classifier."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        self.a, self.fc = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.a(x))
+
+
+def test_eq_5_by_hand() -> None:
+    """Kernel 0: two holders, of one and of two outputs. Kernel 1: nobody."""
+    method, network = PriSM(), PriSM().network(Two, 1.0)
+    server = {"a.weight": torch.diag(torch.tensor([4.0, 1.0])), "fc.weight": torch.zeros(1, 2)}
+    view = {**server, "a.u": torch.diag(torch.tensor([2.0, 1.0])), "a.v": torch.diag(torch.tensor([2.0, 1.0]))}
+
+    def reply(client: int, outputs: int, u: list[list[float]], v: list[list[float]], fc: list[float]) -> Reply:
+        kernel = torch.tensor([0])
+        plan = {
+            "a.u": Piece("a.u", (outputs, kernel)),
+            "a.v": Piece("a.v", (kernel, None)),
+            "fc.weight": Piece("fc.weight", (None, outputs)),
+        }
+        tensors = {"a.u": torch.tensor(u), "a.v": torch.tensor(v), "fc.weight": torch.tensor([fc])}
+        # The second client has far more data: it counts the same.
+        return Reply(client, 0.5, 10 if client == 0 else 1000, plan, pull(view, plan), tensors, {})
+
+    replies = [reply(0, 1, [[3.0]], [[2.0, 1.0]], [1.0]), reply(1, 2, [[4.0], [2.0]], [[4.0, 0.0]], [3.0, 5.0])]
+    mean, _ = method.aggregate(server, view, replies, lambda _: network)
+    # u_0 = ((3 + 4) / 2, 2), v_0 = (3, .5), and the kernel nobody had: (0, 1) (0, 1)^T.
+    expected = torch.tensor([[3.5 * 3, 3.5 * 0.5], [2 * 3, 2 * 0.5 + 1]])
+    torch.testing.assert_close(mean["a.weight"], expected)
+    torch.testing.assert_close(mean["fc.weight"], torch.tensor([[2.0, 5.0]]))
+    nobody, held = method.aggregate(server, view, replies[:0], lambda _: network)
+    assert torch.equal(nobody["a.weight"], server["a.weight"]) and held["a.weight"] == 0
+
+
+def test_frobenius_decay_takes_weight_decay_s_place() -> None:
+    network = PriSM().network(Tiny, 0.5)
+    assert not PriSM().decays("conv2.u", network) and PriSM().decays("conv1.weight", network)
+    assert PriSM(frobenius=False).decays("conv2.u", network)
+    weights = {f: run(PriSM(frobenius=f), weight_decay=0.1).summary["weights_sha256"] for f in (True, False)}
+    assert weights[True] != weights[False]
+
+
+def test_ranks_and_picks_are_logged() -> None:
+    result = run("prism", capacities={0.5: 1.0})
+    observed = result.history[-1]["observed"]
+    assert sum(observed["picks"]["conv2"]) == 3 * 8 and max(observed["picks"]["conv2"]) <= 3
+    assert 1 <= observed["effective_rank"]["conv2"] <= 16
+    assert effective_rank(torch.ones(7)) == pytest.approx(7) and effective_rank(torch.tensor([3.0, 0.0])) == 1
+
+
+def test_the_server_s_full_model_is_measured_and_smaller_ones_can_be_had() -> None:
+    result = run("prism", capacities={0.5: 1.0})
+    assert list(result.history[-1]["global"]) == ["1"]
+    assert sum(p.numel() for p in result.model_at(0.5).parameters()) < sum(
+        p.numel() for p in result.model_at(1.0).parameters()
+    )
+    assert tensors_of(result.model_at(1.0))["conv2.weight"].equal(result.server.tensors["conv2.weight"])
+
+
+def test_a_model_whose_width_changes_its_layers_is_refused() -> None:
+    def build(width: float = 1.0) -> nn.Module:
+        return models.build("resnet8", width=width, scale_stem=False)
+
+    images = (torch.randn(6, 3, 8, 8), torch.arange(6))
+    data = FederatedData(images, [torch.arange(6)], images)
+    with pytest.raises(ValueError, match=r"has 'layer1.0.downsample.0.weight', which the full one lacks.*shortcut"):
+        run("prism", model=build, data=data, cohort=1, capacities={0.5: 1.0})
