@@ -125,6 +125,7 @@ class Federation:
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
         setup.method.check(setup.task, setup.network(1.0))
+        setup.method.phases(setup.training.epochs)  # says what is wrong with them before a client does
         self._levels = self.capacities.assign(setup.training.seed, self.population)
         self.evaluator = Evaluator(self)
 

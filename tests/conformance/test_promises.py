@@ -122,6 +122,9 @@ def test_codecs_make_messages_smaller() -> None:
 # 4. A private tensor never appears in a decoded upload.
 
 
+PRIVATE = {"local", "fedper", "pfedpara", "feddecomp"}
+
+
 @pytest.mark.parametrize("optimizer", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("method", METHODS)
 def test_private_tensors_never_leave(method: str, optimizer: str) -> None:
@@ -133,7 +136,7 @@ def test_private_tensors_never_leave(method: str, optimizer: str) -> None:
     private = setup.method.private_names(setup.network(1.0))
     for message in [*map(decode, engine.up), *map(decode, engine.down)]:
         assert not private & {name.partition("/")[2].partition(":")[0] for name in message.tensors}
-    assert bool(private) == (method in ("local", "fedper", "pfedpara"))
+    assert bool(private) == (method in PRIVATE)
 
 
 def test_private_factors_start_equal_and_do_not_depend_on_the_client() -> None:

@@ -56,10 +56,19 @@ def data(even: bool = True) -> FederatedData:
 def run(method: Any = "fedavg", **settings: Any) -> Result:
     """Run two rounds of three out of six clients; every setting can be changed."""
     chosen: dict[str, Any] = {
-        "rounds": 2, "cohort": 3, "epochs": 1, "batch": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
+        "rounds": 2, "cohort": 3, "epochs": _epochs(method), "batch": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
     }  # fmt: skip
     chosen.update(settings)
     return fedfactor.simulate(chosen.pop("model", Tiny), chosen.pop("data", data()), method=method, **chosen)
+
+
+def _epochs(method: Any) -> int:
+    """One epoch, or two for a method that splits them."""
+    try:
+        (create("methods", method) if isinstance(method, str) else method).phases(1)
+    except ValueError:
+        return 2
+    return 1
 
 
 def refusal(method: str, optimizer: str, codec: str, dynamic: bool = False) -> str | None:

@@ -3,6 +3,7 @@
 from fedfactor.methods.base import Method, Outcome, Participant, Phase
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
+from fedfactor.methods.feddecomp import FedDecomp
 from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
@@ -16,6 +17,7 @@ __all__ = [
     "FLANC",
     "FedAMP",
     "FedAvg",
+    "FedDecomp",
     "FedHM",
     "FedPara",
     "FedPer",

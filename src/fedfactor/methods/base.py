@@ -45,6 +45,17 @@ class Phase:
     trains: Callable[[str], bool] = lambda name: True
 
 
+def split_epochs(what: str, first: int | None, share: float, epochs: int) -> tuple[int, int]:
+    """Split a round's epochs in two: `first` of them, or that share and at least one each, and the rest."""
+    if first is None and epochs == 1:
+        raise ValueError(f"this method trains in two parts, but a round has one epoch: give two, or {what} = 0 or 1")
+    if first is None:
+        first = min(max(1, round(share * epochs)), epochs - 1) if epochs else 0
+    if not 0 <= first <= epochs:
+        raise ValueError(f"{what} must lie in [0, {epochs}], a round's epochs, got {first}")
+    return first, epochs - first
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A round as the server saw it: what `observe` may look at."""

@@ -1,7 +1,7 @@
 """Messages, their bytes, and the codecs that make them smaller."""
 
 from fedfactor.wire.codecs import Codec, FedPAQ, Float16, Float32, Int8, TopK
-from fedfactor.wire.message import BadMessage, Message, decode, encode, expect, finite
+from fedfactor.wire.message import BadMessage, Message, decode, encode, expect, finite, read_weights
 
 __all__ = [
     "BadMessage",
@@ -16,4 +16,5 @@ __all__ = [
     "encode",
     "expect",
     "finite",
+    "read_weights",
 ]

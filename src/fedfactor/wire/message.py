@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,27 @@ def _raw(tensor: Tensor) -> memoryview:
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
     """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
+    metadata, tensors = _open(data)
+    if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:
+        raise BadMessage("not a message of this library, or of another version of its format")
+    kind, text = metadata.get("kind"), metadata.get("fields")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise BadMessage("the header lacks kind or fields")
+    return Message(kind, _parse(text), tensors)
+
+
+def read_weights(path: Path) -> Tensors:
+    """Read the tensors of any safetensors file (a state dict, say); as suspicious as `decode`."""
+    try:
+        return _open(path.read_bytes())[1]
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except BadMessage as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from error
+
+
+def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
+    """Split the bytes of a safetensors file into its metadata and its tensors."""
     # Torch cannot keep a tensor read-only, so bytes that nobody may write to are copied once.
     buffer = memoryview(bytearray(data) if memoryview(data).readonly else data).cast("B")
     if len(buffer) < 8:
@@ -93,13 +115,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         raise BadMessage(f"header of {length} bytes does not fit a message of {len(buffer)}")
     header = _parse(bytes(buffer[8 : 8 + length]))
     metadata = header.pop("__metadata__", None)
-    if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:
-        raise BadMessage("not a message of this library, or of another version of its format")
-    kind, text = metadata.get("kind"), metadata.get("fields")
-    if not isinstance(kind, str) or not isinstance(text, str):
-        raise BadMessage("the header lacks kind or fields")
-    fields = _parse(text)
-    return Message(kind, fields, _tensors(header, buffer[8 + length :]))
+    return metadata, _tensors(header, buffer[8 + length :])
 
 
 def _parse(text: bytes | str) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""FedDecomp: every weight is the sum of a shared full-rank part and a private low-rank part."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fedfactor.factor import Additive
+from fedfactor.methods.base import Networks, Outcome, Phase, split_epochs
+from fedfactor.methods.factorised import Factorised
+from fedfactor.nn import FactorWeight, compose, factor_weights, factorize
+from fedfactor.nn.state import fill, tensors_of
+from fedfactor.plan import Tensors
+from fedfactor.registry import described, register
+from fedfactor.wire import finite, read_weights
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+    from fedfactor.task import Task
+
+TAU = ("a", "b")
+"""The factors of tau = B A; sigma is everything else, biases and norms included."""
+
+
+@register("methods", "feddecomp", paper="arXiv:2406.19931")
+@dataclass(frozen=True)
+class FedDecomp(Factorised):
+    """theta_i = sigma_i + tau_i, tau_i = B_i A_i (Eq. 2 to 4); sigma is shared and averaged, tau stays on the client.
+
+    In a round (Alg. 1) a client trains tau for E_lora epochs (Eq. 5), then sigma for the other E_global = E - E_lora
+    (Eq. 6); the server takes the plain mean of the sigmas (Eq. 7). B starts at zero and A Gaussian, the same on all
+    clients, so theta starts as sigma: with E_lora = 0 this is FedAvg, with E_global = 0 local training of tau alone.
+    Every convolution and linear layer is decomposed; of a Transformer the attention and the classifier (appendix B).
+
+    The paper's ablations are settings: Table 3 `simultaneous`; Table 5, FedDecomp_Reverse, `share = "tau"`; Table 4,
+    Local and FedAvg with low-rank matrices, `share = "none"` and `"both"`, both `simultaneous`.
+
+    Figure 6 and Table 6 are observed every round, over weights without norm statistics: `sigma_distance`, the mean of
+    ||sigma_i - sigma||; `sigma_change`, ||sigma^t - sigma^1||; `tau_change`, the mean of ||tau_i^t - tau_i^1||, where
+    tau_i^1 = 0: for this each client reports one number, ||tau_i||.
+
+    Deviations: with partial participation Eq. 7 runs over the round's clients (the authors' code averages over all,
+    stale ones included). The paper does not say what becomes of norm statistics: they move in both phases and are
+    averaged, as in that code. `code_rank` and `code_scale` are what it does instead of Eq. 3 and 4: see `Additive`.
+    """
+
+    linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
+    conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
+    lora_epochs: int | None = field(default=None, metadata=described("E_lora; not given: two of five epochs"))
+    share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
+    simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
+    code_rank: bool = field(default=False, metadata=described("the authors' code: ranks from the outputs, plain view"))
+    code_scale: bool = field(default=False, metadata=described("the authors' code: tau = B A / r"))
+    pretrained: str = field(default="", metadata=described("safetensors file that sigma starts from (Sec. 4.5)"))
+    fresh: tuple[str, ...] = field(
+        default=(), metadata=described("patterns of tensors that the file does not give, such as a classifier's")
+    )
+    weighting: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.pretrained and self.share not in ("sigma", "both"):
+            raise ValueError(f"pretrained weights start a shared sigma, but share = {self.share!r} keeps it private")
+
+    def scheme(self) -> Additive:
+        """Return sigma + B A (Eq. 2 to 4)."""
+        return Additive(
+            linear=self.linear,
+            conv=self.conv,
+            plain_view=self.code_rank,
+            rank_from_outputs=self.code_rank,
+            scaled=self.code_scale,
+        )
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Take the task's model as sigma and add B A to its layers."""
+        return self._decomposed(build(1.0))
+
+    def _decomposed(self, model: nn.Module) -> nn.Module:
+        blocks = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+        inside = [name for name, module in model.named_modules() if isinstance(module, blocks)]
+        feed_forward = [f"{name}.{part}".removeprefix(".") for name in inside for part in ("linear1", "linear2")]
+        return factorize(model, self.scheme(), skip=[*feed_forward, *self.dense], keep_weights=True)
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Refuse also a model whose own parameters could be taken for factors: phases go by name."""
+        super().check(task, network)
+        ours = self._tau_names(network)
+        for name, _ in network.named_parameters():
+            if _is_tau(name) and name not in ours:
+                raise ValueError(f"feddecomp calls its factors a and b; give the model's own {name!r} another name")
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """tau; or what else is not shared."""
+        tau, everything = self._tau_names(network), set(tensors_of(network))
+        return {"sigma": tau, "tau": everything - tau, "both": set(), "none": everything}[self.share]
+
+    @staticmethod
+    def _tau_names(network: nn.Module) -> set[str]:
+        return {f"{layer}.{factor}" for layer in factor_weights(network) for factor in TAU}
+
+    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+        """Return sigma^1, from pre-trained weights where there are any."""
+        if not self.pretrained:
+            return super().start(networks, capacities)
+        plain = compose(networks(1.0))  # B = 0, so this is sigma
+        given = read_weights(Path(self.pretrained))
+        own = {
+            name: tensor
+            for name, tensor in tensors_of(plain).items()
+            if any(fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for pattern in self.fresh)
+        }
+        try:
+            fill(plain, {**given, **own})
+        except ValueError as error:
+            raise ValueError(f"{self.pretrained} does not fit: {error}; `fresh` names what it does not give") from error
+        for name, tensor in given.items():
+            if not finite(tensor):
+                raise ValueError(f"{self.pretrained}: {name!r} is not finite")
+        return super().start(lambda capacity: self._decomposed(plain), capacities)
+
+    def phases(self, epochs: int) -> list[Phase]:
+        """First tau (Eq. 5), then sigma (Eq. 6)."""
+        if self.simultaneous:
+            return [Phase(epochs)]
+        lora, rest = split_epochs("lora_epochs", self.lora_epochs, 0.4, epochs)
+        return [Phase(lora, _is_tau), Phase(rest, lambda name: not _is_tau(name))]
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """Names of the numbers that a client reports."""
+        return ("tau",)
+
+    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
+        """||tau_i||; what it was at first is zero."""
+        return {"tau": _norm(map(_low_rank, factor_weights(network).values()))}
+
+    def observe(self, outcome: Outcome) -> dict[str, Any]:
+        """Return what Figure 6 and Table 6 plot."""
+        replies, after = outcome.replies, outcome.after
+        seen = {"tau_change": sum(reply.figures["tau"] for reply in replies) / len(replies)}
+        if self.share in ("sigma", "both"):
+            sigma = [n for n, _ in outcome.networks(1.0).named_parameters() if n in after and not _is_tau(n)]
+            distances = [_norm(reply.tensors[n] - after[n] for n in sigma) for reply in replies]
+            first = outcome.first()
+            seen["sigma_distance"] = sum(distances) / len(distances)
+            seen["sigma_change"] = _norm(after[n] - first[n] for n in sigma)
+        return seen
+
+
+def _is_tau(name: str) -> bool:
+    return name.rpartition(".")[2] in TAU
+
+
+def _low_rank(layer: FactorWeight) -> Tensor:
+    assert isinstance(layer.scheme, Additive)
+    return layer.scheme.low_rank(layer.factors, layer.shape).detach()
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    """Return the 2-norm of all tensors together."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
