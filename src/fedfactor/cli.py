@@ -113,8 +113,8 @@ def run(
     }
     if not cells:
         raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
-    folder = out or Path("runs") / tables["name"]
     resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
+    folder = out or Path("runs") / next(iter(resolved.values())).tables["name"]
     found = {}
     with Progress(console, quiet) as progress, Pool(workers) as pool:
         for name, one in resolved.items():
@@ -145,6 +145,7 @@ def data_show(
     from fedfactor.data import draw, federated, load
 
     tables = recipes.read(recipe)
+    tables.setdefault("name", recipe.stem)
     found = recipes.overridden_cells(tables, settings or [])
     cells = {name: cell for name, cell in found.items() if fnmatch.fnmatchcase(name, only)}
     if not cells:

@@ -156,7 +156,9 @@ class Evaluator:
         return with_statistics(model, self._statistics(server, who.capacity)) if setup.method.calibrates else model
 
     def _statistics(self, server: Server, capacity: float) -> dict[str, Tensor]:
-        """Average the batch statistics that all clients find with the server's model on their own data."""
+        """Average the batch statistics that all clients find with the server's model on their data, once a round."""
+        if capacity in server.statistics:
+            return server.statistics[capacity]
         everyone = [Participant(client, capacity, server.round) for client in range(self.federation.population)]
         replies = self._gather("calibrate", "calibrated", server, everyone, {})
         total = sum(reply.fields["samples"] for reply in replies.values())
@@ -165,6 +167,7 @@ class Evaluator:
             for name, tensor in reply.tensors.items():
                 share = reply.fields["samples"] / total
                 summed[name] = summed.get(name, torch.zeros_like(tensor)) + share * tensor
+        server.statistics[capacity] = summed
         return summed
 
     def macs(self, capacity: float) -> float:

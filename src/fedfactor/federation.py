@@ -87,12 +87,15 @@ class Server:
     tensors: Tensors
     optimizer: State
     totals: dict[str, float] = field(default_factory=dict)
+    statistics: dict[float, Tensors] = field(default_factory=dict)
+    """Norm statistics by capacity, where they were gathered from the clients for this round."""
 
     def to_bytes(self) -> bytes:
-        """Write tensors and optimizer state."""
+        """Write tensors, optimizer state and statistics."""
         extra = {f"optimizer/{kind}/{name}": t for kind, ts in self.optimizer.items() for name, t in ts.items()}
         model = {f"model/{name}": tensor for name, tensor in self.tensors.items()}
-        return encode(Message("server", {"kinds": sorted(self.optimizer)}, {**model, **extra}))
+        norms = {f"norms/{level!r}/{name}": t for level, ts in self.statistics.items() for name, t in ts.items()}
+        return encode(Message("server", {"kinds": sorted(self.optimizer)}, {**model, **extra, **norms}))
 
     @classmethod
     def from_bytes(cls, data: bytes, info: dict[str, Any]) -> Server:
@@ -101,7 +104,8 @@ class Server:
         found = sections(message.tensors)
         kinds = sections(found.get("optimizer", {}))
         optimizer = {kind: kinds.get(kind, {}) for kind in message.fields["kinds"]}
-        return cls(info["round"], found.get("model", {}), optimizer, info["totals"])
+        statistics = {float(level): tensors for level, tensors in sections(found.get("norms", {})).items()}
+        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics)
 
 
 @dataclass

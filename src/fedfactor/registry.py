@@ -7,12 +7,13 @@ group `fedfactor.methods`, `fedfactor.optimizers` or `fedfactor.codecs`, whose m
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import math
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
+
+from fedfactor.words import near
 
 KINDS = ("methods", "optimizers", "codecs")
 OURS = {"methods": "fedfactor.methods", "optimizers": "fedfactor.optimizers", "codecs": "fedfactor.wire"}
@@ -109,14 +110,12 @@ def create(kind: str, name: str, **settings: Any) -> Any:
     """Build a registered class with the given hyper-parameters; mistakes name what there is."""
     known = entries(kind)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = near(name, known)
         raise ValueError(f"no {kind.removesuffix('s')} is called {name!r}; {hint}there are {', '.join(known)}")
     cls = known[name].cls
     legal = {f.name for f in dataclasses.fields(cls)}
     for key in settings:
         if key not in legal:
-            near = difflib.get_close_matches(key, legal, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = near(key, legal)
             raise ValueError(f"{name} has no field {key!r}; {hint}it has {', '.join(sorted(legal)) or 'none'}")
     return cls(**settings)

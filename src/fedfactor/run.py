@@ -2,6 +2,7 @@
 
 ```
 recipe.toml     resolved: every default written out
+task.json       what models are built from without the data: classes, clients, the shape of an input
 metrics.jsonl   one event a line, only appended to
 checkpoint/     the last committed round: the server's tensors and the clients' states
 kept/           rounds that the recipe asked to keep, with private states
@@ -11,28 +12,33 @@ summary.json    final and best accuracy, bytes, seconds, hashes, versions; writt
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.client import Setup
+from fedfactor.client import Setup, sections
 from fedfactor.data import federated
 from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
 from fedfactor.federation import Federation, Server
+from fedfactor.plan import Tensors
 from fedfactor.recipe import Recipe, Table, builder_of, read, resolve
+from fedfactor.settings import check_device_here
 from fedfactor.simulation import Result
 from fedfactor.store import DiskStore, Journal
-from fedfactor.task import Task
+from fedfactor.task import FederatedData, Task
+from fedfactor.wire import decode
 
 
 class RunError(RuntimeError):
@@ -49,42 +55,51 @@ def run(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Result:
     """Run a recipe in a directory (or in memory), or carry on with what is there."""
-    task = task_of(recipe, data_dir)
-    setup = Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
-    # Whatever cannot work is found out here, before a directory is claimed.
-    in_memory = Federation(setup, recipe.rounds, recipe.capacities, engine or Inline(), on_event=on_event)
+    check_device_here(recipe.training.device)
     if directory is None:
-        return _finished(in_memory)
+        task, _ = task_of(recipe, data_dir)
+        setup, engine = setup_of(recipe, task), engine or Inline()
+        federation = Federation(setup, recipe.rounds, recipe.capacities, engine, on_event=on_event)
+        return Result(federation, federation.run())
     directory = Path(directory)
+    with _locked(directory):
+        _check_claim(recipe, directory, resume)
+        task, facts = task_of(recipe, data_dir)
+        federation = Federation(
+            setup_of(recipe, task),
+            recipe.rounds,
+            recipe.capacities,
+            engine or Inline(),
+            DiskStore(directory / "checkpoint", recipe.keep_rounds),
+            Journal(directory / "metrics.jsonl"),
+            on_event,
+        )
+        # Only now: a start that fails leaves the directory to the next one.
+        _write(directory / "task.json", json.dumps(facts))
+        _write(directory / "recipe.toml", recipe.to_toml())
+        result = Result(federation, federation.run())
+        _write(directory / "summary.json", json.dumps(summary(result), indent=1))
+        return result
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make a directory and keep other processes from running in it."""
     directory.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(directory / "lock")
     try:
-        with lock.acquire(timeout=0):
-            _claim(recipe, directory, resume)
-            result = _finished(_federation(setup, recipe, directory, engine or Inline(), on_event))
-            _write(directory / "summary.json", json.dumps(summary(result), indent=1))
-            return result
+        with filelock.FileLock(directory / "lock").acquire(timeout=0):
+            yield
     except filelock.Timeout:
         raise RunError(f"another process is using {directory}; wait for it, or give another directory") from None
 
 
-def _federation(
-    setup: Setup, recipe: Recipe, directory: Path, engine: Engine, on_event: Callable[[dict[str, Any]], None]
-) -> Federation:
-    store, journal = DiskStore(directory / "checkpoint", recipe.keep_rounds), Journal(directory / "metrics.jsonl")
-    return Federation(setup, recipe.rounds, recipe.capacities, engine, store, journal, on_event)
-
-
-def _finished(federation: Federation) -> Result:
-    return Result(federation, federation.run())
-
-
-def _claim(recipe: Recipe, directory: Path, resume: bool) -> None:
-    """Write the recipe into a new directory, or check that an old one is being carried on unchanged."""
+def _check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
+    """Check that a directory is free, or that what is there is being carried on unchanged."""
     path = directory / "recipe.toml"
-    if not path.exists() or not (directory / "checkpoint" / "current").exists():  # nothing was ever committed
-        _write(path, recipe.to_toml())
-        return
+    if not (directory / "checkpoint" / "current").exists():
+        return  # nothing was ever committed
+    if not path.exists():
+        raise RunError(f"{directory} holds a run that has no recipe.toml; give another directory")
     if not resume:
         raise RunError(f"{directory} holds a run already; carry on with --resume, or give another directory")
     there = resolve(read(path), str(path)).tables
@@ -137,12 +152,26 @@ def summary(result: Result) -> dict[str, Any]:
     }
 
 
-def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> Task:
-    """Load the data of a recipe, split it over the clients, and find its model."""
+def setup_of(recipe: Recipe, task: Task) -> Setup:
+    """Return what server and clients of a recipe agree on."""
+    return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+
+
+def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, dict[str, Any]]:
+    """Load the data of a recipe, split it over the clients, and find its model; also what to know without the data."""
     tables = recipe.tables
     dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
-    return Task(_model(tables["model"], dataset.classes), data, dataset.kind)
+    facts = {
+        "kind": dataset.kind,
+        "classes": dataset.classes,
+        "class_names": dataset.class_names,
+        "clients": data.clients,
+        "input_shape": data.train[0].shape[1:],
+        "input_dtype": str(data.train[0].dtype).removeprefix("torch."),
+        "transform": str(data.transform),
+    }
+    return Task(_model(tables["model"], dataset.classes), data, dataset.kind), facts
 
 
 def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
@@ -154,31 +183,77 @@ def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
         options.setdefault("classes", classes)
     if "width" in parameters:
         full = options.pop("width", 1.0)  # what a capacity of 1 has
-        return lambda width=1.0: builder(**options, width=full * width)
-    return lambda: builder(**options)
+        return lambda width=1.0: _built(table["name"], builder, {**options, "width": full * width})
+    return lambda: _built(table["name"], builder, options)
+
+
+def _built(name: str, builder: Callable[..., Any], options: Table) -> nn.Module:
+    found = builder(**options)
+    if not isinstance(found, nn.Module):
+        raise RunError(f"model {name!r} should build a torch.nn.Module, got a {type(found).__name__}")
+    return found
+
+
+class Absent(FederatedData):
+    """The clients of a run whose data is not at hand: they can be counted, not asked."""
+
+    def __init__(self, clients: int) -> None:
+        object.__setattr__(self, "_clients", clients)
+
+    @property
+    def clients(self) -> int:
+        """Number of clients in the population."""
+        return int(self.__dict__["_clients"])
 
 
 READS = 5
 """Tries to read from a directory that a running run is changing."""
 
+Read = TypeVar("Read")
 
-def load(directory: Path | str) -> Run:
-    """Open a finished or running run: its recipe, its metrics as a table, its models."""
-    return Run(directory)
+
+def load(directory: Path | str, round: int | None = None) -> Run:
+    """Open a finished or running run: its recipe, its metrics as a table, its models; at its last commit or earlier.
+
+    `round` is one of those that the recipe's `run.keep_rounds` kept.
+    """
+    return Run(directory, round)
 
 
 class Run:
-    """A finished or running run, opened for reading."""
+    """A finished or running run, opened for reading: nothing but the run directory is needed."""
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, round: int | None = None) -> None:
         self.directory = Path(directory)
         if not (self.directory / "recipe.toml").exists():
             raise RunError(f"{directory} is no run directory: it has no recipe.toml")
         self.recipe = resolve(read(self.directory / "recipe.toml"), str(self.directory / "recipe.toml"))
+        if round is not None and round not in self.kept:
+            there = ", ".join(map(str, self.kept)) or "none"
+            raise RunError(
+                f"round {round} of {directory} was not kept; kept rounds: {there} (the recipe lists them as "
+                "run.keep_rounds; without a round the last commit is opened)"
+            )
+        self.round = round
+
+    @property
+    def kept(self) -> list[int]:
+        """Rounds that were kept so far."""
+        found = [path.name.removeprefix("round-") for path in (self.directory / "kept").glob("round-*")]
+        return sorted(int(name) for name in found if name.isdigit())
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What was learnt: kind, classes, clients, the shape of an input and what is done to it."""
+        path = self.directory / "task.json"
+        if not path.exists():
+            raise RunError(f"{self.directory} has no task.json: the run has not started yet")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """All events so far; a last line that was cut short is left out."""
+        """All events so far, of a kept round those up to it; a last line that was cut short is left out."""
         path = self.directory / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         events = []
@@ -188,7 +263,7 @@ class Run:
             except json.JSONDecodeError:
                 if number != len(lines) - 1:
                     raise RunError(f"{path}, line {number + 1}, is not JSON") from None
-        return events
+        return events if self.round is None else events[: self._last(self._store())[1]["events"]]
 
     def table(self) -> dict[str, list[Any]]:
         """Return the rounds as columns (`global.1.accuracy`, `totals.bytes_up`, ...): what a data frame takes."""
@@ -202,41 +277,80 @@ class Run:
         path = self.directory / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 
+    def model(self, capacity: float | None = None, client: int | None = None) -> nn.Module:
+        """Return the server's model (at a capacity), or a client's own, as a plain module on the CPU."""
+        facts = self.task
+        if client is not None and not 0 <= client < facts["clients"]:
+            raise RunError(f"there is no client {client}: the run has {facts['clients']}, counted from 0")
+        if capacity is not None and not 0 < capacity <= 1:
+            raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
+        task = Task(_model(self.recipe.tables["model"], facts["classes"]), Absent(facts["clients"]), facts["kind"])
+
+        def read() -> nn.Module:
+            result = self._rebuilt(task)
+            federation, server = result.federation, result.server
+            who = None if client is None else federation.participant(client, server.round)
+            level = who.capacity if who else capacity or federation.capacities.levels[0]
+            if self.recipe.method.calibrates and level not in server.statistics:
+                raise RunError(
+                    f"norm statistics at capacity {level:g} were not gathered in round {server.round}; with the data "
+                    "at hand, result() gathers them"
+                )
+            return result.model_at(level) if client is None else result.client_model(client)
+
+        return self._steady(read)
+
+    def server(self) -> Tensors:
+        """Return the server's tensors."""
+        return self._steady(lambda: Server.from_bytes(*self._last(self._store())).tensors)
+
+    def clients(self) -> list[int]:
+        """Return the clients that hold a state."""
+        return self._store().clients("client")
+
+    def private(self, client: int) -> dict[str, Tensors]:
+        """Return what a client holds: `kept` are its private tensors, `optimizer` and `codec` what those keep on it.
+
+        Empty if it holds nothing.
+        """
+        state = self._steady(lambda: self._store().read("client", client))
+        return sections(decode(state).tensors) if state else {}
+
     def result(self, data_dir: Path | str | None = None) -> Result:
-        """Rebuild the federation at its last commit, to take models from."""
-        setup = Setup(
-            task_of(self.recipe, data_dir),
-            self.recipe.method,
-            self.recipe.optimizer,
-            self.recipe.codec,
-            self.recipe.training,
-        )
-        store = DiskStore(self.directory / "checkpoint", writing=False)
-        federation = Federation(setup, self.recipe.rounds, self.recipe.capacities, store=store)
+        """Load the data too and rebuild the federation, to measure again."""
+        task, _ = task_of(self.recipe, data_dir)
+        return self._steady(lambda: self._rebuilt(task))
+
+    def _rebuilt(self, task: Task) -> Result:
+        store = self._store()
+        data, info = self._last(store)
+        # Wherever it was trained, it is looked at here.
+        recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device="cpu"))
+        federation = Federation(setup_of(recipe, task), recipe.rounds, recipe.capacities, store=store)
+        federation.journal.events = self.metrics[: info["events"]]
+        return Result(federation, Server.from_bytes(data, info))
+
+    def _store(self) -> DiskStore:
+        folder = "checkpoint" if self.round is None else f"kept/round-{self.round}"
+        return DiskStore(self.directory / folder, writing=False)
+
+    def _last(self, store: DiskStore) -> tuple[bytes, dict[str, Any]]:
         last = store.last()
         if last is None:
             raise RunError(f"{self.directory} has no committed round yet")
-        federation.journal.events = self.metrics[: last[1]["events"]]
-        return Result(federation, Server.from_bytes(*last))
+        return last
 
-    def model(
-        self, capacity: float | None = None, client: int | None = None, data_dir: Path | str | None = None
-    ) -> nn.Module:
-        """Return the server's model (at a capacity), or a client's own, as a plain module."""
-        for attempt in range(READS):
+    def _steady(self, read: Callable[[], Read]) -> Read:
+        for _ in range(READS - 1):
             try:
-                result = self.result(data_dir)
-                if client is not None:
-                    return result.client_model(client)
-                return result.model if capacity is None else result.model_at(capacity)
+                return read()
             except FileNotFoundError:  # a running run has just replaced what we were about to read
-                if attempt == READS - 1:
-                    raise
                 time.sleep(0.1)
-        raise AssertionError("unreachable")
+        return read()
 
     def __repr__(self) -> str:
-        return f"Run({str(self.directory)!r}, {self.recipe.method}, {len(self.metrics)} events)"
+        at = "" if self.round is None else f", round {self.round}"
+        return f"Run({str(self.directory)!r}{at}, {self.recipe.method}, {len(self.metrics)} events)"
 
 
 def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -29,6 +29,25 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
+def check_device_name(name: str) -> None:
+    """Raise a sentence unless torch knows a device of this name, here or elsewhere."""
+    try:
+        known = torch.device(name).type != "meta"
+    except RuntimeError:
+        known = False
+    if not known:
+        raise ValueError(f"device must be cpu, cuda, cuda:1, mps, xpu or another that torch has, got {name!r}")
+
+
+def check_device_here(name: str) -> None:
+    """Raise a sentence unless this machine can compute on a device."""
+    try:
+        torch.empty(1, device=name)
+    except Exception as error:  # torch raises many kinds, by device
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); cpu always can") from None
+
+
 Kind = Literal["constant", "exponential", "multistep", "cosine"]
 
 
@@ -46,6 +65,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.kind, ("constant", "exponential", "multistep", "cosine"))
+        for name in ("decay", "floor"):
+            check_number(name, getattr(self, name), 0)
+        for milestone in self.milestones:
+            check_number("milestones", milestone, 0, whole=True)
 
     def rate(self, lr: float, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
@@ -83,6 +106,7 @@ class Training:
         for name in ("lr", "weight_decay", "clip"):
             check_number(name, getattr(self, name), 0)
         check_choice("dtype", self.dtype, DTYPES)
+        check_device_name(self.device)
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", Schedule(self.schedule))
 
@@ -165,6 +189,10 @@ class Rounds:
             raise ValueError(f"a cohort given as a share must lie in (0, 1], got {self.cohort:g}")
         if isinstance(self.cohort, int) and self.cohort < 1:
             raise ValueError(f"a cohort must have at least one client, got {self.cohort}")
+        if self.target is not None:
+            check_number("target", self.target, 0, 1)
+        if self.joules_per_byte is not None:
+            check_number("joules_per_byte", self.joules_per_byte, 0)
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum must lie in (0, 1], got {self.quorum:g}")
 

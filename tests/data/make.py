@@ -79,3 +79,21 @@ def femnist(path: Path, users: dict[str, list[int]], seed: int = 0) -> dict[str,
     }
     path.write_text(json.dumps(data))
     return images
+
+
+def cinic10(folder: Path) -> None:
+    """Two training images and one test image of every class."""
+    for part, count in (("train", 2), ("test", 1)):
+        for label in range(10):
+            for number in range(count):
+                path = folder / "CINIC-10" / part / f"class{label}" / f"{number}.png"
+                image(path, pixels(3, 32, 32, seed=10 * label + number))
+
+
+def shakespeare(folder: Path, roles: int = 3, letters: int = 600) -> None:
+    """A few roles that say random letters."""
+    place = folder / "shakespeare" / "by_play_and_character"
+    place.mkdir(parents=True)
+    for role in range(roles):
+        drawn = np.random.default_rng(role).choice(list("abcdefgh ,.\n"), letters)
+        (place / f"ROLE_{role}.txt").write_text("".join(drawn).strip() + "\n")

@@ -35,9 +35,9 @@ def other(size: int = 3) -> nn.Module:
 
 
 def test_unknown_name_gets_the_nearest_match_and_the_list() -> None:
-    with pytest.raises(ValueError, match=r"no model is called 'resnet81'; did you mean 'resnet\d+'\? Known: cnn4, "):
+    with pytest.raises(ValueError, match=r"no model is called 'resnet81'; did you mean 'resnet\d+'\? there are cnn4, "):
         models.build("resnet81")
-    with pytest.raises(ValueError, match=r"no model is called 'qqqq'. Known: cnn4, "):
+    with pytest.raises(ValueError, match=r"no model is called 'qqqq'; there are cnn4, "):
         models.build("qqqq")
 
 

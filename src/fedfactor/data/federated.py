@@ -11,12 +11,15 @@ import numpy as np
 import torch
 
 from fedfactor.data.dataset import Array, Dataset, Labels
-from fedfactor.data.partition import hold_out
+from fedfactor.data.partition import Parts, hold_out
 from fedfactor.data.partitions import Partition, View, create
 from fedfactor.rng import numpy_rng
 from fedfactor.task import Examples, FederatedData, Transform
 
 Rows = Labels
+
+SHARED = ("seed", "take", "train_share", "own_test", "test_share", "test_limit")
+"""Options of every partition."""
 
 
 def federated(
@@ -24,6 +27,8 @@ def federated(
     kind: str | Partition | Mapping[str, Any] = "iid",
     *,
     seed: int = 0,
+    take: int = 0,
+    train_share: float = 1.0,
     own_test: bool = True,
     test_share: float = 0.2,
     test_limit: int = 0,
@@ -32,6 +37,7 @@ def federated(
 ) -> FederatedData:
     """Split a data set over clients; `kind` and `options` name the partition, `seed` is the partition's own.
 
+    `take` keeps so many of the clients at random (0: all), `train_share` a share of each one's training examples.
     The central test set is the data set's, and clients test on parts of it that look like their training data. Where a
     data set has none, or its test examples are not by the same owners, `test_share` of every owner's examples is held
     out. `test_limit` keeps that many test examples at random (0: all). Arrays are not copied; inputs stay as stored and
@@ -46,6 +52,10 @@ def federated(
         _view(tested, tested_ids, test_rows),
         numpy_rng(seed, "partition"),
     )
+    if take:
+        train_parts, test_parts = _some_clients(train_parts, test_parts, take, seed)
+    if train_share != 1:
+        train_parts = _some_examples(train_parts, train_share, seed)
     if partition.by_owner:
         # Only the owners who take part: nobody else's examples measure them.
         used = np.unique(np.concatenate(test_parts))
@@ -64,7 +74,7 @@ def federated(
 def resolved(kind: str = "iid", **options: Any) -> dict[str, Any]:
     """Return the whole table of a partition, with the defaults of all that is not given; mistakes are raised."""
     own = inspect.signature(federated).parameters
-    defaults = {name: own[name].default for name in ("seed", "own_test", "test_share", "test_limit")}
+    defaults = {name: own[name].default for name in SHARED}
     mine = {name: options.pop(name, default) for name, default in defaults.items()}
     return {"kind": kind, **mine, **dataclasses.asdict(create(kind, **options))}
 
@@ -90,7 +100,27 @@ def _parts(
     # Without owners the classes are held out evenly.
     groups = dataset.train[1] if ids is None else ids
     train, test = hold_out(groups, share, numpy_rng(seed, "hold-out"), ordered=dataset.ordered, gap=dataset.gap)
+    if not len(train):
+        raise ValueError(
+            f"{dataset.name}: no owner has enough examples to hold out a share of {share:g} for testing"
+            + (f", with {dataset.gap:,} between that overlap with both" if dataset.gap else "")
+        )
     return train, test, dataset.train, ids
+
+
+def _some_clients(train: Parts, test: Parts, take: int, seed: int) -> tuple[Parts, Parts]:
+    if not 0 < take <= len(train):
+        raise ValueError(f"take must be between 1 and the {len(train):,} clients there are (0: all), got {take:,}")
+    chosen = np.sort(numpy_rng(seed, "take").choice(len(train), take, replace=False))
+    return [train[client] for client in chosen], [test[client] for client in chosen]
+
+
+def _some_examples(parts: Parts, share: float, seed: int) -> Parts:
+    """Keep a share of every client's examples, at least one."""
+    if not 0 < share <= 1:
+        raise ValueError(f"train_share must lie in (0, 1], got {share:g}")
+    rng = numpy_rng(seed, "train-share")
+    return [np.sort(rng.choice(part, max(1, round(share * len(part))), replace=False)) for part in parts]
 
 
 def _examples(examples: tuple[Array, Labels], ids: Labels | None) -> Rows:

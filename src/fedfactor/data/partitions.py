@@ -7,7 +7,6 @@ by an entry point of the group `fedfactor.partitions`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from fedfactor.data import partition as functions
 from fedfactor.data.partition import Labels, Parts
 from fedfactor.data.sources.files import optional
 from fedfactor.registry import described
+from fedfactor.words import near
 
 GROUP = "fedfactor.partitions"
 
@@ -90,15 +90,11 @@ def create(kind: str, **options: Any) -> Partition:
     """Build a partition; mistakes name what there is."""
     known = kinds()
     if kind not in known:
-        near = difflib.get_close_matches(kind, known, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no partition is called {kind!r}; {hint}there are {', '.join(known)}")
+        raise ValueError(f"no partition is called {kind!r}; {near(kind, known)}there are {', '.join(known)}")
     legal = [f.name for f in dataclasses.fields(known[kind])]
     for key in options:
         if key not in legal:
-            near = difflib.get_close_matches(key, legal, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"partition {kind} has no option {key!r}; {hint}it has {', '.join(legal)}")
+            raise ValueError(f"partition {kind} has no option {key!r}; {near(key, legal)}it has {', '.join(legal)}")
     return known[kind](**options)
 
 

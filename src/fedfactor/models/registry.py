@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from fedfactor.words import near
 
 GROUP = "fedfactor.models"
 
@@ -89,9 +90,7 @@ def info(name: str) -> ModelInfo:
             register(name)(loaded)
     if name not in _models:
         known = names()
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"no model is called {name!r}{hint} Known: {', '.join(known)}")
+        raise ValueError(f"no model is called {name!r}; {near(name, known)}there are {', '.join(known)}")
     return _models[name]
 
 

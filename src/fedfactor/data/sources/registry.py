@@ -6,7 +6,6 @@ A package registers its own with `source`, or names a plain loader in an entry p
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 from collections.abc import Callable
@@ -17,12 +16,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedfactor.data.dataset import Dataset
+from fedfactor.words import near
 
 GROUP = "fedfactor.data"
 VARIABLE = "FEDFACTOR_DATA"
 
 PICTURE: dict[str, Any] = {"norm": "", "crop": 0, "flip": False, "rotate": 0.0}
 """Options that every data set of images has, and their defaults; an empty norm is the data set's own."""
+PICTURE_TYPES: dict[str, Any] = {
+    "norm": str | tuple[tuple[float, ...], tuple[float, ...]],
+    "crop": int,
+    "flip": bool,
+    "rotate": float,
+}
 
 Loader = Callable[..., Dataset]
 Found = TypeVar("Found", bound=Loader)
@@ -49,9 +55,18 @@ class Source:
     @property
     def options(self) -> dict[str, Any]:
         """The loader's options and their defaults."""
-        positional = 2 if self.prefix else 1
-        parameters = list(inspect.signature(self.loader).parameters.values())[positional:]
+        parameters = list(inspect.signature(self.loader).parameters.values())[self.arguments :]
         return {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind != p.VAR_KEYWORD}
+
+    @property
+    def arguments(self) -> int:
+        """How many arguments of the loader are not options: the folder, and what follows a prefix."""
+        return 2 if self.prefix else 1
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether the loader takes options that it does not name."""
+        return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(self.loader).parameters.values())
 
 
 class MissingData(FileNotFoundError):
@@ -90,9 +105,7 @@ def info(name: str) -> Source:
             source(key)(loaded)
     if key not in _sources:
         known = names()
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"no data set is called {name!r}; {hint}there are {', '.join(known)}")
+        raise ValueError(f"no data set is called {name!r}; {near(key, known)}there are {', '.join(known)}")
     return _sources[key]
 
 
@@ -103,26 +116,32 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     """
     found = info(name)
     legal = {**found.options, **PICTURE}
-    takes_any = any(p.kind == p.VAR_KEYWORD for p in inspect.signature(found.loader).parameters.values())
     for key in options:
-        if key not in legal and not takes_any:
-            near = difflib.get_close_matches(key, legal, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+        if key not in legal and not found.takes_any:
+            hint = near(key, legal)
             raise ValueError(f"{found.name} has no option {key!r}; {hint}it has {', '.join(legal) or 'none'}")
     picture = {key: options.pop(key) for key in PICTURE if key in options}
     picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
     folder = data_folder(data_dir)
     if found.prefix:
-        rest = name.partition(":")[2]
-        if not rest:
-            raise ValueError(f"{found.name} needs a name after a colon, such as {found.name}:NAME")
-        return dataclasses.replace(found.loader(folder, rest, **options), **picture)
+        return dataclasses.replace(found.loader(folder, _rest(found, name), **options), **picture)
     return dataclasses.replace(found.loader(folder, **options), **picture)
 
 
 def resolved(name: str, **options: Any) -> dict[str, Any]:
     """Return the whole table of a data set: its name, what is given and the defaults of all else."""
-    return {"name": name, **info(name).options, **PICTURE, **options}
+    found = info(name)
+    if found.prefix:
+        _rest(found, name)
+    return {"name": name, **found.options, **PICTURE, **options}
+
+
+def _rest(found: Source, name: str) -> str:
+    """Return what follows a prefix."""
+    rest = name.partition(":")[2]
+    if not rest:
+        raise ValueError(f"{found.name} needs a name after a colon, such as {found.name}:NAME")
+    return rest
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path:
