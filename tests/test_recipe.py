@@ -163,7 +163,7 @@ def test_overrides_reach_every_cell_but_not_what_is_swept() -> None:
     tables = {**BASE, "sweep": {"train.lr": [0.1, 0.2], "cases": CASES}}
     found = overridden_cells(tables, ["method.name=local", "train.rounds=3"])
     assert {cell["method"]["name"] for cell in found.values()} == {"local"}
-    with pytest.raises(RecipeError, match="the sweep varies train.lr; choose cells with --only"):
+    with pytest.raises(RecipeError, match=r"the sweep varies train\.lr; choose cells with --only"):
         overridden_cells(tables, ["train.lr=1"])
     assert list(overridden_cells(tables, ["sweep.train.lr=[3]"])) == ["one-lr=3", "two-lr=3"]
 
@@ -183,12 +183,12 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
             read(there)
     for content in (b"name = ", b"\xff\xfe"):
         path.write_bytes(content)
-        with pytest.raises(RecipeError, match="a.toml is not TOML"):
+        with pytest.raises(RecipeError, match=r"a\.toml is not TOML"):
             read(path)
 
 
 def test_small() -> None:
     tables = small({**BASE, "small": {"train": {"rounds": 2}}})
     assert tables["train"]["rounds"] == 2 and "small" not in tables
-    with pytest.raises(RecipeError, match="no \\[small\\] section"):
+    with pytest.raises(RecipeError, match=r"no \[small\] section"):
         small(BASE)

@@ -160,10 +160,28 @@ def test_every_kind_explains_its_options() -> None:
 def test_a_resolved_table_is_complete_and_says_the_same() -> None:
     table = resolved_partition("dirichlet", clients=5, alpha=0.3)
     assert table == {
-        "kind": "dirichlet", "seed": 0, "own_test": True, "test_share": 0.2, "test_limit": 0,
-        "clients": 5, "alpha": 0.3, "least": 2, "tries": 100,
+        "kind": "dirichlet", "seed": 0, "take": 0, "train_share": 1.0, "own_test": True, "test_share": 0.2,
+        "test_limit": 0, "clients": 5, "alpha": 0.3, "least": 2, "tries": 100,
     }  # fmt: skip
     assert same(federated(dataset(), **table), federated(dataset(), "dirichlet", clients=5, alpha=0.3))
+
+
+def test_some_of_the_clients_with_a_share_of_their_training_data() -> None:
+    whole = federated(dataset(), "shards", clients=10)
+    some = federated(dataset(), "shards", clients=10, take=3, train_share=0.2)
+    assert some.clients == 3 and whole.test_of is not None and some.test_of is not None
+    for part, test in zip(some.train_of, some.test_of, strict=True):
+        mine = next(n for n, every in enumerate(whole.train_of) if set(part.tolist()) <= set(every.tolist()))
+        assert len(part) == max(1, round(0.2 * len(whole.train_of[mine])))
+        assert torch.equal(test, whole.test_of[mine])  # the same test as with all of the training data
+    for options, message in (
+        ({"take": 11}, "take must be between 1 and the 10 clients there are"),
+        ({"take": -1}, "take must be between 1"),
+        ({"train_share": 0.0}, r"train_share must lie in \(0, 1\]"),
+        ({"train_share": 1.5}, "train_share must lie in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            federated(dataset(), "shards", clients=10, **options)  # type: ignore[arg-type]
 
 
 class Rows:
