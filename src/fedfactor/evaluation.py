@@ -171,7 +171,12 @@ class Evaluator:
         return summed
 
     def macs(self, capacity: float) -> float:
-        """Return the forward multiply-accumulates an example at a capacity; a batch composes its weights once."""
+        """Return the forward multiply-accumulates of a training example of a client of this capacity."""
+        passes = self.federation.setup.method.passes(capacity)
+        return sum(count * self._forward_macs(level) for level, count in passes.items())
+
+    def _forward_macs(self, capacity: float) -> float:
+        """Count one pass of one example; a batch composes its weights once."""
         if capacity not in self._macs:
             setup = self.federation.setup
             network, data = setup.network(capacity).train(), setup.task.data

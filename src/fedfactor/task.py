@@ -140,6 +140,19 @@ class Task:
             return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.flatten().to(outputs.dtype))
         return F.cross_entropy(outputs, targets)
 
+    def divergence(self, outputs: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+        """Return how far the answers to a batch are from a teacher's: T^2 KL(teacher / T, outputs / T), the mean.
+
+        T^2 makes up for the gradient, which falls with the square of the temperature (Hinton et al. 2015).
+        """
+        if self.kind == "binary":  # one logit stands for the two classes' difference
+            outputs, teacher = (
+                torch.stack([torch.zeros_like(t), t], 1) for t in (outputs.flatten(), teacher.flatten())
+            )
+        wanted, found = (F.log_softmax(logits / temperature, 1) for logits in (teacher.detach(), outputs))
+        each = (wanted.exp() * (wanted - found)).sum(1)
+        return temperature**2 * each.mean()
+
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Count the right answers of a batch."""
         if self.kind == "binary":

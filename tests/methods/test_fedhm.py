@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ import torch
 from fedfactor.methods import FedHM
 from fedfactor.nn import factor_weights
 from fedfactor.plan import Reply, whole_plan
+from fedfactor.tables import fedhm as printed
+from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import run
+from tests.methods.test_heterofl import Text, skewed
 
 
 def reply(capacity: float, **tensors: torch.Tensor) -> Reply:
@@ -84,3 +89,85 @@ def test_frobenius_decay_takes_the_place_of_weight_decay_on_factors() -> None:
         run(FedHM(), **settings).summary["weights_sha256"]
         != run(FedHM(frobenius=False), **settings).summary["weights_sha256"]
     )
+
+
+# rho counts layers in order of definition, the 1 x 1 shortcut of layer2 among them.
+@pytest.mark.parametrize(("dataset", "rho"), [("CIFAR-10", 3), ("CIFAR-100", 16)])
+def test_sub_models_have_the_parameters_of_the_tables(dataset: str, rho: int) -> None:
+    base, classes, _ = printed.BASES[dataset]
+    for factor in printed.LOW_RANK[dataset]:
+        small = FedHM(rho=rho).network(lambda width: network(base, classes=classes), 1 / factor)
+        assert parameters(small) == parameters(printed.Network(base, classes, 32, factor).model)
+    counts = {f: parameters(FedHM(rho=3).network(lambda width: network("resnet18"), 1 / f)) for f in (1, 2, 4, 8)}
+    assert counts == {1: 11_173_962, 2: 4_157_514, 4: 2_209_866, 8: 1_236_042}
+
+
+def test_the_model_without_full_layers_has_rank_k_everywhere() -> None:
+    """Section 4.4: 2 % of the parameters, whatever the capacity below 1."""
+    full = network("resnet18")
+    least = FedHM(rho=0, rank=3).network(lambda width: full, 0.125)
+    assert {layer.factors["v"].shape[0] for layer in factor_weights(least).values()} == {3}
+    assert set(factor_weights(least)) >= {"conv1", "layer4.1.conv2"} and "fc" not in factor_weights(least)
+    assert parameters(least) / parameters(full) == pytest.approx(0.02, abs=0.005)
+    result = run(FedHM(rho=0, rank=3), capacities={0.1: 1.0})
+    assert {layer.factors["v"].shape[0] for layer in factor_weights(result.federation.setup.network(0.1)).values()} == {
+        3
+    }
+
+
+def test_groups_without_a_full_client_serve_their_own_levels() -> None:
+    """FedHM-V2: half of the clients at 1/2, a quarter each at 1/4 and 1/8; the server stays dense."""
+    result = run(FedHM(), capacities={0.5: 0.5, 0.25: 0.25, 0.125: 0.25}, cohort=6)
+    assert list(result.history[-1]["global"]) == ["0.5", "0.25", "0.125"]
+    assert result.server.tensors["hidden.weight"].shape == (32, 256)
+
+
+def test_recurrent_weights_are_split_too() -> None:
+    result, start = (run(FedHM(rho=0), model=Text, capacities={0.5: 1.0}, rounds=n) for n in (1, 0))
+    assert set(factor_weights(result.federation.setup.network(0.5))) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}
+    moved = result.server.tensors["lstm.weight_hh_l0"] != start.server.tensors["lstm.weight_hh_l0"]
+    assert moved.float().mean() > 0.9
+
+
+def test_self_distillation_by_its_definition() -> None:
+    """(1 - w) loss + w divergence from the received model, which answers in evaluation mode and stays as it is."""
+    result = run(FedHM(), rounds=1, capacities={0.5: 1.0})
+    setup = result.federation.setup
+    student = copy.deepcopy(setup.network(0.5))
+    received = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+    teacher = copy.deepcopy(student).eval()
+    with torch.no_grad():
+        student.fc.weight.add_(0.1 * torch.randn(student.fc.weight.shape, generator=torch.Generator().manual_seed(0)))
+    x, y = (part[:8] for part in setup.task.data.of(0))
+    ctx = SimpleNamespace(task=setup.task, training=setup.training, labels=y.unique(), down=received)
+    expected_buffers = copy.deepcopy(student.train())
+    outputs = expected_buffers(x)
+    apart = 4 * torch.nn.functional.kl_div(
+        (outputs / 2).log_softmax(1), (teacher(x) / 2).softmax(1), reduction="batchmean"
+    )
+    loss = FedHM(distill=0.3, temperature=2.0).objective(student, (x, y), ctx)  # type: ignore[arg-type]
+    torch.testing.assert_close(loss, 0.7 * setup.task.loss(outputs, y) + 0.3 * apart)
+    assert apart > 1e-4
+    loss.backward()
+    assert student.fc.weight.grad is not None and student.training
+    # Batch statistics have seen the batch once: the teacher did not touch them.
+    assert torch.equal(student.bn1.running_mean, expected_buffers.bn1.running_mean)
+    assert torch.equal(received["bn1.running_mean"], teacher.bn1.running_mean)
+
+
+@pytest.mark.parametrize("option", [{"distill": 0.5}, {"masked_loss": True}, {"static_norm": True}], ids=str)
+def test_options_act(option: dict[str, bool]) -> None:
+    plain, changed = run(FedHM(), data=skewed()), run(FedHM(**option), data=skewed())
+    assert plain.summary["weights_sha256"] != changed.summary["weights_sha256"]
+    assert changed.summary["totals"]["failures"] == 0
+    if "distill" in option:  # two passes an example
+        assert changed.summary["totals"]["macs"] == 2 * plain.summary["totals"]["macs"]
+    if "static_norm" in option:
+        assert not any("running" in name for name in changed.server.tensors)
+        assert changed.model_at(0.5).bn1.running_mean is not None
+
+
+@pytest.mark.parametrize("wrong", [{"distill": 1.5}, {"distill": -0.1}, {"temperature": 0.0}, {"tau": 0.0}], ids=str)
+def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must"):
+        FedHM(**wrong)

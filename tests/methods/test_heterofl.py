@@ -71,15 +71,18 @@ def test_options_act(option: dict[str, bool]) -> None:
     )
 
 
+class Text(nn.Module):
+    """An LSTM over the rows of a digit."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        self.lstm, self.fc = nn.LSTM(8, int(8 * width), batch_first=True), nn.Linear(int(8 * width), 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.lstm(x.squeeze(1))[0][:, -1])
+
+
 def test_gates_are_sliced_within_each_gate() -> None:
-    class Text(nn.Module):
-        def __init__(self, width: float = 1.0) -> None:
-            super().__init__()
-            self.lstm, self.fc = nn.LSTM(8, int(8 * width), batch_first=True), nn.Linear(int(8 * width), 10)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.fc(self.lstm(x.squeeze(1))[0][:, -1])
-
     result = run(HeteroFL(), model=Text, capacities={0.5: 1.0}, rounds=1)
     start = run(HeteroFL(), model=Text, capacities={0.5: 1.0}, rounds=0)
     moved = (result.server.tensors["lstm.weight_hh_l0"] != start.server.tensors["lstm.weight_hh_l0"]).any(1)

@@ -16,7 +16,11 @@ from fedfactor.run import run
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-BASE: dict[str, Any] = {"data": {"name": "digits"}, "partition": {"kind": "iid", "clients": 4}, "model": {"name": "digits_cnn"}}
+BASE: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"kind": "iid", "clients": 4},
+    "model": {"name": "digits_cnn"},
+}
 
 CLASSES = {"cifar100": 100, "femnist": 62, "shakespeare": 80}
 KINDS = {"shakespeare": "language"}
@@ -120,7 +124,7 @@ def test_overrides_are_toml_or_plain_words() -> None:
     assert changed["train"] == {"rounds": 7, "lr": 0.01}
     assert changed["method"]["name"] == "fedpara" and changed["run"]["keep_rounds"] == [1, 2]
     assert "train" not in BASE
-    with pytest.raises(RecipeError, match="takes section.key=value"):
+    with pytest.raises(RecipeError, match=r"takes section\.key=value"):
         override(BASE, ["train.rounds"])
     with pytest.raises(RecipeError, match="name is a value, not a section"):
         override(BASE, ["data.name.x=1"])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedfactor
-from fedfactor.recipe import RecipeError, merged, override, overridden_cells, resolve
+from fedfactor.recipe import RecipeError, merged, overridden_cells, override, resolve
 from fedfactor.registry import entries
 from fedfactor.run import RunError, run
 from fedfactor.store import DiskStore
@@ -118,7 +118,9 @@ def test_resume_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
 
 def test_a_second_process_on_one_directory_is_refused(tmp_path: Path) -> None:
     path, out = recipe(tmp_path), tmp_path / "out"
-    with subprocess.Popen(command("run", path, "--out", out, "--set", "train.rounds=500"), stdout=subprocess.PIPE) as one:
+    with subprocess.Popen(
+        command("run", path, "--out", out, "--set", "train.rounds=500"), stdout=subprocess.PIPE
+    ) as one:
         while not (out / "recipe.toml").exists():
             assert one.poll() is None
             time.sleep(0.05)
@@ -155,7 +157,7 @@ def test_overrides_reach_every_cell_and_cannot_fight_a_sweep(tmp_path: Path) -> 
     swept = {"sweep": {"seed": [1, 2]}}
     with pytest.raises(RecipeError, match="the sweep varies seed"):
         overridden_cells(merged(BASE, swept), ["seed=5"])
-    with pytest.raises(RecipeError, match="seed and train.seed are the same setting"):
+    with pytest.raises(RecipeError, match=r"seed and train\.seed are the same setting"):
         resolve(override(merged(BASE, {"seed": 1}), ["train.seed=5"]))
 
 

@@ -173,6 +173,10 @@ class Method:
         x, y = batch
         return ctx.task.loss(network(x), y)
 
+    def passes(self, capacity: float) -> dict[float, float]:
+        """Return how often a training example goes forward, by the capacity of the network it goes through."""
+        return {capacity: 1.0}
+
     def decays(self, name: str, network: nn.Module) -> bool:
         """Tell whether weight decay acts on a parameter."""
         return True

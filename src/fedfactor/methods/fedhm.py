@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor import SpatialSplit, frobenius_decay
-from fedfactor.methods.base import Method, Networks, Participant
-from fedfactor.nn import FactorWeight, factor_weights, factorize, first_layers
-from fedfactor.nn.state import tensors_of
+from fedfactor.factor import SpatialSplit
+from fedfactor.methods.base import Networks, Participant
+from fedfactor.methods.spectral import Spectral
+from fedfactor.nn import dense_names, factor_weights, factorize, first_layers
+from fedfactor.nn.norms import without_statistics
+from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
 
@@ -24,29 +26,45 @@ if TYPE_CHECKING:
 
 @register("methods", "fedhm", paper="arXiv:2111.14655")
 @dataclass(frozen=True)
-class FedHM(Method):
+class FedHM(Spectral):
     """The server is dense; a client of capacity gamma < 1 gets each later layer as its truncated SVD of rank gamma O.
 
     Replies are composed and averaged with softmax(gamma / tau) weights (Eq. 1, without its 1/P: softmax sums to one).
 
     Deviations: the mean is taken of the composed changes and added to the server's weights, so that what truncation
     cut off stays on the server and a round without a step changes nothing. `literal` takes the mean of the composed
-    weights themselves, as Eq. 1 reads, which erases it.
+    weights themselves, as Eq. 1 reads, which erases it. The paper trains with self-distillation where data are not IID
+    (Sec. 4.1) and defines neither teacher, weight nor temperature; here the teacher is the model as it was received,
+    and the loss (1 - distill) times the task's plus `distill` times the divergence from the teacher. A weight has to be
+    chosen: none is known to be the authors'. Static batch norm and the masked loss are HeteroFL's, as the paper says.
     """
 
     rho: int = field(default=1, metadata=described("first layers that stay full"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay full"))
     tau: float = field(default=math.inf, metadata=described("softmax temperature; infinity: all count the same"))
-    frobenius: bool = field(default=True, metadata=described("Frobenius decay takes weight decay's place on factors"))
     masked_loss: bool = field(default=False, metadata=described("leave classes a client does not have out of its loss"))
+    static_norm: bool = field(
+        default=False, metadata=described("batch norms keep no statistics; they are estimated after training")
+    )
+    distill: float = field(default=0.0, metadata=described("weight of self-distillation, in [0, 1]; 0: none"))
+    temperature: float = field(default=1.0, metadata=described("temperature of self-distillation, above 0"))
+    rank: int = field(
+        default=0, metadata=described("one rank in all layers of every client below capacity 1 (Sec. 4.4); 0: gamma O")
+    )
     literal: bool = field(default=False, metadata=described("average composed weights, not their changes"))
-    space: ClassVar[Literal["slice", "turning", "personal"]] = "turning"
     weighting: ClassVar[str] = "softmax of capacity / tau"
-    adapts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.tau > 0:
-            raise ValueError(f"tau must be above 0, got {self.tau:g}")
+        for name in ("tau", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        if not 0 <= self.distill <= 1:
+            raise ValueError(f"distill must lie in [0, 1], got {self.distill:g}")
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether norm statistics are gathered from the clients before a model is used."""
+        return self.static_norm
 
     def check(self, task: Task, network: nn.Module) -> None:
         """A masked loss needs classes."""
@@ -54,25 +72,26 @@ class FedHM(Method):
 
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Dense at full capacity; else low rank but for the first layers, 1 x 1 convolutions and the classifier."""
-        model = build(1.0)
+        model = without_statistics(build(1.0)) if self.static_norm else build(1.0)
         if capacity == 1.0:
             return model
         layers = first_layers(model, self.rho)
         points = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
         classifier = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]
-        return factorize(model, SpatialSplit(ratio=capacity), skip=[*layers, *points, *classifier, *self.dense])
+        split = SpatialSplit(rank=self.rank) if self.rank else SpatialSplit(ratio=capacity)
+        return factorize(model, split, skip=[*layers, *points, *classifier, *self.dense])
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
         """Split every factorised layer once, at the highest rank that anybody takes."""
-        highest: dict[str, FactorWeight] = {}
+        ranks: dict[tuple[str, str], int] = {}
         for network in networks.values():
-            for name, layer in factor_weights(network).items():
-                if name not in highest or _rank(layer) > _rank(highest[name]):
-                    highest[name] = layer
+            weights = factor_weights(network)
+            for place in dense_names(network).items():
+                ranks[place] = max(ranks.get(place, 0), len(weights[place[0]].factors["v"]))
         view = dict(server)
-        for name, layer in highest.items():
-            factors = SpatialSplit(rank=_rank(layer)).from_dense(server[f"{name}.weight"])
-            view.update({f"{name}.{factor}": tensor for factor, tensor in factors.items()})
+        for (layer, name), rank in ranks.items():
+            factors = SpatialSplit(rank=rank).from_dense(server[name])
+            view.update({f"{layer}.{factor}": tensor for factor, tensor in factors.items()})
         return view
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
@@ -80,19 +99,19 @@ class FedHM(Method):
         return slice_plan(view, tensors_of(network))
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Add (lambda / 2) ||U V^T||^2 of every factorised layer, lambda being the weight decay."""
+        """Return the loss, masked and distilled, with its Frobenius decay."""
         x, y = batch
         outputs = network(x)
         loss = ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
-        if self.frobenius and ctx.training.weight_decay:
-            for layer in factor_weights(network).values():
-                loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
-        return loss
+        if self.distill:
+            teacher = answers_with(network, ctx.down, x)
+            apart = ctx.task.divergence(outputs, teacher, self.temperature)
+            loss = (1 - self.distill) * loss + self.distill * apart
+        return self.decayed(loss, network, ctx)
 
-    def decays(self, name: str, network: nn.Module) -> bool:
-        """Factors have Frobenius decay instead of weight decay."""
-        layer, _, factor = name.rpartition(".")
-        return not (self.frobenius and factor in ("u", "v") and layer in factor_weights(network))
+    def passes(self, capacity: float) -> dict[float, float]:
+        """The teacher answers too."""
+        return {capacity: 2.0 if self.distill else 1.0}
 
     def weights(self, replies: Sequence[Reply]) -> list[float]:
         """exp(gamma / tau), Eq. 1; the largest capacity is taken off, so that no small tau overflows."""
@@ -103,24 +122,20 @@ class FedHM(Method):
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Compose every reply to the server's shapes, then average."""
-        composed = [self._dense(server, reply, factor_weights(networks(reply.capacity))) for reply in replies]
+        composed = [self._dense(server, reply, networks(reply.capacity)) for reply in replies]
         return holders_mean(server, composed, self.weights(replies))
 
-    def _dense(self, server: Tensors, reply: Reply, layers: Mapping[str, FactorWeight]) -> Reply:
-        tensors, reference = _composed(reply.tensors, layers), _composed(reply.reference, layers)
+    def _dense(self, server: Tensors, reply: Reply, network: nn.Module) -> Reply:
+        tensors, reference = _composed(reply.tensors, network), _composed(reply.reference, network)
         if self.literal:
             reference = {name: server[name] for name in tensors}
         return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
 
 
-def _rank(layer: FactorWeight) -> int:
-    return layer.factors["v"].shape[0]
-
-
-def _composed(tensors: Tensors, layers: Mapping[str, FactorWeight]) -> Tensors:
+def _composed(tensors: Tensors, network: nn.Module) -> Tensors:
     """Put the composed weight in place of each layer's factors."""
-    dense = dict(tensors)
-    for name, layer in layers.items():
-        factors = {factor: dense.pop(f"{name}.{factor}") for factor in layer.factor_names}
-        dense[f"{name}.weight"] = layer.scheme.compose(factors, layer.shape)
+    dense, names = dict(tensors), dense_names(network)
+    for layer, weight in factor_weights(network).items():
+        factors = {factor: dense.pop(f"{layer}.{factor}") for factor in weight.factor_names}
+        dense[names[layer]] = weight.scheme.compose(factors, weight.shape)
     return dense

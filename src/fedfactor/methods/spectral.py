@@ -38,8 +38,11 @@ class Spectral(Method):
         return {dense.get(name, name) for name, p in network.named_parameters() if p.requires_grad}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Add the Frobenius decay to the loss."""
+        return self.decayed(super().objective(network, batch, ctx), network, ctx)
+
+    def decayed(self, loss: Tensor, network: nn.Module, ctx: Context) -> Tensor:
         """Add (lambda / 2) ||U V^T||^2 of every factorised layer, lambda being the weight decay."""
-        loss = super().objective(network, batch, ctx)
         if self.frobenius and ctx.training.weight_decay:
             for layer in factor_weights(network).values():
                 loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
@@ -26,3 +28,16 @@ def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         if tensor.shape != tensors[name].shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, the values given are {list(tensors[name].shape)}")
         tensor.copy_(tensors[name])
+
+
+@torch.no_grad()
+def answers_with(model: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Return what a model would answer with other tensors in it: in evaluation mode, and itself left as it is."""
+    own, training = tensors_of(model), model.training
+    model.eval()
+    try:
+        values = {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+        answers: Tensor = functional_call(model, values, (x,))
+    finally:
+        model.train(training)
+    return answers
