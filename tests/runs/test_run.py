@@ -32,6 +32,7 @@ width = 0.125
 [train]
 rounds = 4
 cohort = 3
+epochs = 2
 batch = 64
 lr = 0.05
 [capacities]
