@@ -18,11 +18,11 @@ class CNN4(nn.Module):
     Input (batch, channels, 28, 28), output (batch, classes).
     """
 
-    def __init__(self, classes: int, width: float, channels: int) -> None:
+    def __init__(self, classes: int, width: float, channels: int, planes: int) -> None:
         super().__init__()
-        out = scaled(128, width)
-        self.head = nn.Conv2d(channels, 64, 3, padding=1)
-        self.conv1 = nn.Conv2d(64, out, 3, padding=1, bias=False)
+        out = scaled(2 * planes, width)
+        self.head = nn.Conv2d(channels, planes, 3, padding=1)
+        self.conv1 = nn.Conv2d(planes, out, 3, padding=1, bias=False)
         self.relu1 = nn.ReLU()
         self.pool1 = nn.MaxPool2d(2)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
@@ -41,12 +41,12 @@ class CNN4(nn.Module):
 
 
 @register("cnn4", input_shape=(1, 28, 28), paper="FLANC (NeurIPS 2022) Table 1, Fashion-MNIST")
-def cnn4(classes: int = 10, width: float = 1.0, channels: int = 1) -> CNN4:
+def cnn4(classes: int = 10, width: float = 1.0, channels: int = 1, planes: int = 64) -> CNN4:
     """FLANC's four-layer CNN at a width: 43,978 / 105,738 / 185,930 / 284,554 parameters at 1/4, 1/2, 3/4, 1.
 
-    The head keeps its 64 channels at every width and has no activation after it.
+    The head keeps its `planes` channels at every width and has no activation after it.
     """
-    return CNN4(classes, width, channels)
+    return CNN4(classes, width, channels, planes)
 
 
 class FemnistCNN(nn.Module):

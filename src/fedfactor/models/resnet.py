@@ -15,7 +15,6 @@ Norm = Literal["batch", "group", "batch_no_stats"]
 Stem = Literal["cifar", "imagenet"]
 Shortcut = Literal["projection", "slice"]
 
-_PLANES = (64, 128, 256, 512)
 
 
 class BasicBlock(nn.Module):
@@ -54,12 +53,13 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages `layer1`, `layer2`, ... of basic blocks, average pooling and `fc`.
 
-    The stages have 64, 128, 256, 512 channels times `width`, rounded; all but the first halve the image.
+    The stages have 64, 128, 256, 512 channels times `width`, rounded; all but the first halve the image. `planes` is
+    that 64: a smaller one makes the full network narrower, while methods choose `width`.
     Names are torchvision's. Input (batch, channels, height, width), output (batch, classes).
 
     `stem="cifar"` is a 3 x 3 convolution at full resolution, `"imagenet"` a strided 7 x 7 and a max-pooling.
     `norm="batch_no_stats"` normalises with the statistics of the batch in evaluation too.
-    `scale_stem=False` keeps 64 channels in the stem at every width; layer1 then narrows, by a projection
+    `scale_stem=False` keeps all channels in the stem at every width; layer1 then narrows, by a projection
     (FLANC) or, with `shortcut="slice"`, by keeping the first channels (PriSM's sub-models).
     """
 
@@ -76,14 +76,15 @@ class ResNet(nn.Module):
         rounding: Rounding = "up",
         scale_stem: bool = True,
         shortcut: Shortcut = "projection",
+        planes: int = 64,
     ) -> None:
         super().__init__()
         _check("stem", stem, get_args(Stem))
         _check("norm", norm, get_args(Norm))
         _check("shortcut", shortcut, get_args(Shortcut))
         new_norm = partial(_norm, norm, groups)
-        planes = [scaled(c, width, rounding) for c in _PLANES]
-        inp = planes[0] if scale_stem else _PLANES[0]
+        stages = [scaled(planes * 2**i, width, rounding) for i in range(len(self.blocks))]
+        inp = stages[0] if scale_stem else planes
         if stem == "cifar":
             self.conv1 = nn.Conv2d(channels, inp, 3, padding=1, bias=False)
         else:
@@ -92,7 +93,7 @@ class ResNet(nn.Module):
         self.relu = nn.ReLU()
         self.maxpool: nn.MaxPool2d | None = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else None
         self.stages = len(self.blocks)
-        for i, (count, out) in enumerate(zip(self.blocks, planes, strict=False)):
+        for i, (count, out) in enumerate(zip(self.blocks, stages, strict=True)):
             stage = []
             for b in range(count):
                 stage.append(BasicBlock(inp, out, 2 if i > 0 and b == 0 else 1, new_norm, shortcut))
