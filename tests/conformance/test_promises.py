@@ -16,7 +16,7 @@ from fedfactor.client import sections
 from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
 from fedfactor.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
-from fedfactor.methods import FedHM, FedPer, HeteroFL, Participant
+from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, Participant
 from fedfactor.nn import factorize
 from fedfactor.optimizers import FedProx
 from fedfactor.registry import create
@@ -122,7 +122,7 @@ def test_codecs_make_messages_smaller() -> None:
 # 4. A private tensor never appears in a decoded upload.
 
 
-PRIVATE = {"local", "fedper", "pfedpara", "feddecomp"}
+PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp"}
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "scaffold"])
@@ -164,6 +164,7 @@ NEUTRAL = {
     "heterofl": (HeteroFL(scaler=False), {"capacities": {1.0: 1.0}}),
     "fedhm": (FedHM(), {"capacities": {1.0: 1.0}}),
     "fedper": (FedPer(head=""), {}),
+    "fedrep": (FedRep(head="", head_epochs=0), {}),
     "fedprox": ("fedavg", {"optimizer": FedProx(mu=0.0)}),
 }
 

@@ -3,12 +3,15 @@
 from fedfactor.methods.base import Method, Outcome, Participant, Phase
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
+from fedfactor.methods.fedbn import FedBN
 from fedfactor.methods.feddecomp import FedDecomp
 from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
+from fedfactor.methods.fedrep import FedRep
 from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.heterofl import HeteroFL
+from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.methods.prism import OrthDrop, PriSM
@@ -17,11 +20,14 @@ __all__ = [
     "FLANC",
     "FedAMP",
     "FedAvg",
+    "FedBN",
     "FedDecomp",
     "FedHM",
     "FedPara",
     "FedPer",
+    "FedRep",
     "HeteroFL",
+    "LGFedAvg",
     "Local",
     "LowRankMethod",
     "Method",

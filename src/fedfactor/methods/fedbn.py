@@ -1,0 +1,38 @@
+"""FedBN: personal batch norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+from fedfactor.methods.fedavg import FedAvg
+from fedfactor.nn.norms import batch_norms
+from fedfactor.nn.state import tensors_of
+from fedfactor.registry import register
+
+if TYPE_CHECKING:
+    from fedfactor.task import Task
+
+
+@register("methods", "fedbn", paper="arXiv:2102.07623")
+@dataclass(frozen=True)
+class FedBN(FedAvg):
+    """All tensors of batch norms (scale, shift, statistics) stay on the client; the rest is averaged, all alike.
+
+    Definition not re-read in the paper: it follows the authors' code, but batch norms are found by their type, not by
+    "bn" in their names, which misses those inside a `Sequential`.
+    """
+
+    weighting: ClassVar[str] = "uniform"
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """Everything that belongs to a batch norm."""
+        inside = tuple(f"{name}." for name in batch_norms(network))
+        return {name for name in tensors_of(network) if name.startswith(inside)} if inside else set()
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Refuse a model without batch norms: the method would silently be FedAvg."""
+        if not self.private_names(network):
+            raise ValueError("fedbn keeps batch norms private, but the model has none")

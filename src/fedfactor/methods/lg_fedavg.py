@@ -1,0 +1,42 @@
+"""LG-FedAvg: personal first layers, shared last layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+from fedfactor.methods.fedavg import FedAvg
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.task import Task
+
+
+@register("methods", "lg_fedavg", paper="arXiv:2001.01523")
+@dataclass(frozen=True)
+class LGFedAvg(FedAvg):
+    """The last layers are shared and averaged, all clients alike; the first stay private; both train together.
+
+    Definition not re-read in the paper; its idea is local representations below shared layers. The authors' CIFAR code
+    does the opposite and shares the two convolutions: `shared = ["conv1", "conv2"]`.
+
+    Deviations: the authors start from a model that FedAvg has trained; give such a model to start from it here too.
+    """
+
+    shared: tuple[str, ...] = field(default=("fc",), metadata=described("prefixes of the layers that are shared"))
+    weighting: ClassVar[str] = "uniform"
+
+    def private(self, name: str) -> bool:
+        """What is below none of the shared layers."""
+        return not name.startswith(tuple(f"{layer}." for layer in self.shared))
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Refuse layers that are not there, and a split that leaves nothing private."""
+        names = [name for name, _ in network.named_modules() if name]
+        for layer in self.shared:
+            if layer not in names:
+                raise ValueError(f"the model has no layer {layer!r} to share; its layers are {', '.join(names[:20])}")
+        if not self.private_names(network):
+            raise ValueError("lg_fedavg shares every layer of this model: that is fedavg; leave some out of `shared`")
