@@ -50,7 +50,8 @@ class Setup:
             built = built.to(self.training.torch_device, self.training.torch_dtype)
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
-            self._kept[capacity] = {name: tensor.clone() for name, tensor in self.method.keep(built).items()}
+            private = self.method.private_names(built)
+            self._kept[capacity] = {name: t.clone() for name, t in tensors_of(built).items() if name in private}
         return self._networks[capacity]
 
     def trained(self, capacity: float) -> frozenset[str]:
@@ -59,7 +60,7 @@ class Setup:
         return self._trained[capacity]
 
     def kept(self, capacity: float) -> Tensors:
-        """Return what a client that never took part holds."""
+        """Return what a client that never took part holds: private tensors as they start."""
         self.network(capacity)
         return self._kept[capacity]
 
@@ -76,6 +77,10 @@ class Context:
     lr: float
     labels: Tensor
     """The classes that occur in the client's data."""
+    counts: Tensor
+    """How many examples of each of them there are."""
+    kept: Tensors
+    """What the client kept of its last round; empty when it takes part for the first time."""
     down: Tensors
     """The download as decoded: the anchor of proximal terms."""
     extras: Tensors
@@ -110,8 +115,12 @@ def work(setup: Setup, job: bytes, state: bytes | None) -> tuple[bytes, bytes | 
 
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[bytes, bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
-    network, parts = _load(setup, message, kept)
+    network, parts = _load(setup, message, kept, method.load)
     examples = setup.task.data.of(fields["client"])
+    if setup.task.kind == "classification":
+        labels, counts = torch.unique(examples[1], return_counts=True)
+    else:
+        labels = counts = examples[1][:0]
     ctx = Context(
         task=setup.task,
         training=training,
@@ -119,7 +128,9 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
         client=fields["client"],
         capacity=fields["capacity"],
         lr=fields["lr"],
-        labels=torch.unique(examples[1]) if setup.task.kind == "classification" else examples[1][:0],
+        labels=labels,
+        counts=counts,
+        kept=_on(training.torch_device, kept.get("kept", {})),
         down=parts["model"],
         extras=_on(training.torch_device, parts.get("extra", {})),
         state=_on(training.torch_device, kept.get("optimizer", {})),
@@ -233,7 +244,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
-    network, _ = _load(setup, message, kept)
+    network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     test = setup.task.data.own_test(fields["client"])
     scores = setup.task.evaluate(network, test) if test is not None else None
@@ -242,7 +253,7 @@ def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes
 
 def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
     """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
-    network, _ = _load(setup, message, kept)
+    network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     examples = setup.task.data.of(fields["client"])
     gathered: dict[str, list[Tensor]] = {}
@@ -267,12 +278,14 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> byte
     return encode(Message("calibrated", {**fields, "samples": count}, statistics))
 
 
-def _load(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[nn.Module, dict[str, Tensors]]:
+def _load(
+    setup: Setup, message: Message, kept: dict[str, Tensors], load: Callable[[nn.Module, Tensors, Tensors], None]
+) -> tuple[nn.Module, dict[str, Tensors]]:
     """Fill the network of the job's capacity; return it and the decoded sections of the download."""
     capacity, device = message.fields["capacity"], setup.training.torch_device
     network, parts = setup.network(capacity), sections(message.tensors)
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
-    setup.method.load(network, parts["model"], _on(device, kept.get("kept") or setup.kept(capacity)))
+    load(network, parts["model"], _on(device, kept.get("kept") or setup.kept(capacity)))
     return network, parts
 
 

@@ -100,7 +100,7 @@ class Evaluator:
 
     def _has_global_model(self) -> bool:
         setup = self.federation.setup
-        return setup.method.space != "personal" and not setup.method.private_names(setup.network(1.0))
+        return setup.method.has_global_model(setup.network(1.0))
 
     def _all_clients(self, server: Server, states: dict[int, bytes]) -> list[dict[str, float]]:
         everyone = [self.federation.participant(client, server.round) for client in range(self.federation.population)]
@@ -143,7 +143,8 @@ class Evaluator:
     def deployed(self, server: Server, capacity: float) -> nn.Module:
         """Return the server's model at a capacity as a plain module, with its norm statistics."""
         setup = self.federation.setup
-        model = setup.method.deploy(server.tensors, setup.network(capacity), capacity, setup.kept(capacity))
+        kept = {} if self._has_global_model() else setup.kept(capacity)
+        model = setup.method.deploy(server.tensors, setup.network(capacity), capacity, kept)
         return with_statistics(model, self._statistics(server, capacity)) if setup.method.calibrates else model
 
     def personal(self, server: Server, who: Participant) -> nn.Module:

@@ -122,7 +122,7 @@ def test_codecs_make_messages_smaller() -> None:
 # 4. A private tensor never appears in a decoded upload.
 
 
-PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp"}
+PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp", "fedrod"}
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "scaffold"])
@@ -339,7 +339,7 @@ def _as_the_client_has_it(federation: Federation, server: Server, who: Participa
     (job,) = federation.jobs("evaluate", server, view, [who])
     network = copy.deepcopy(setup.network(who.capacity))
     kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
-    setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept)
+    setup.method.use(network, sections(decode(job.message).tensors).get("model", {}), kept)
     return network
 
 

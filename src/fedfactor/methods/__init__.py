@@ -9,11 +9,13 @@ from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
 from fedfactor.methods.fedrep import FedRep
+from fedfactor.methods.fedrod import FedRoD
 from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.heterofl import HeteroFL
 from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
+from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "FedPara",
     "FedPer",
     "FedRep",
+    "FedRoD",
     "HeteroFL",
     "LGFedAvg",
     "Local",
@@ -34,6 +37,7 @@ __all__ = [
     "OrthDrop",
     "Outcome",
     "PFedPara",
+    "PFedSD",
     "Participant",
     "Phase",
     "PriSM",

@@ -116,6 +116,10 @@ class Method:
         """Return the names of the network's tensors that stay on the client."""
         return {name for name in tensors_of(network) if self.private(name)}
 
+    def has_global_model(self, network: nn.Module) -> bool:
+        """Tell whether the server's tensors make a model without what a client keeps."""
+        return self.space != "personal" and not self.private_names(network)
+
     def check(self, task: Task, network: nn.Module) -> None:
         """Raise a sentence if this method makes no sense for a task and its full network."""
 
@@ -163,6 +167,10 @@ class Method:
     def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
         """Fill the network from the download and from what the client kept."""
         fill(network, {**down, **kept})
+
+    def use(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+        """Fill the network as the client uses it between rounds, which may not be where it starts training."""
+        self.load(network, down, kept)
 
     def phases(self, epochs: int) -> list[Phase]:
         """Return the stretches of local training."""
@@ -223,7 +231,7 @@ class Method:
         """
         view = self.prepare(server, {capacity: network})
         plan = self.plan(view, Participant(-1, capacity, 0), network, None)
-        self.load(network, pull(view, plan), kept)
+        self.use(network, pull(view, plan), kept)
         return compose(network)
 
     def refuses(self, optimizer: Optimizer, codec: Codec, dynamic: bool) -> str | None:

@@ -1,0 +1,78 @@
+"""pFedSD: clients distil their last personal model into the global one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedfactor.methods.fedavg import FedAvg
+from fedfactor.nn.state import fill, tensors_of
+from fedfactor.plan import Tensors
+from fedfactor.registry import described, register
+
+if TYPE_CHECKING:
+    from fedfactor.client import Context
+    from fedfactor.task import Task
+
+
+@register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")
+@dataclass(frozen=True)
+class PFedSD(FedAvg):
+    """A client starts from the global model w and learns from its labels and from v_i, its model of its last round.
+
+    Loss: CE(o_w, y) + lambda tau^2 KL(softmax(o_v / tau) || softmax(o_w / tau)), o being logits; at first CE alone.
+    The trained model is sent, and is the new v_i: what the client uses, and the teacher of its next round. The server
+    takes the plain mean.
+
+    Definition not re-read in the paper: it follows the authors' code, whose defaults these are. Two faults of that code
+    are not here: the teacher is in evaluation mode, and norm statistics are averaged with the weights.
+    """
+
+    strength: float = field(default=1.0, metadata=described("lambda"))
+    temperature: float = field(default=1.0, metadata=described("tau"))
+    weighting: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature:g}")
+
+    def check(self, task: Task, network: nn.Module) -> None:
+        """Distillation needs classes."""
+        if task.kind == "binary":
+            raise ValueError("pfedsd distils a softmax; a binary task has one output")
+
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+        """Train from the global model."""
+        fill(network, down)
+
+    def use(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+        """Use the client's own last model; a client that never took part has the global one."""
+        fill(network, kept or down)
+
+    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+        """Add the teacher's part to the loss."""
+        x, y = batch
+        student = network(x)
+        loss = ctx.task.loss(student, y)
+        if not ctx.kept:
+            return loss
+        network.eval()
+        with torch.no_grad():
+            teacher = functional_call(network, ctx.kept, (x,))
+        network.train()
+        return loss + self.strength * distillation(student, teacher, self.temperature)
+
+    def keep(self, network: nn.Module) -> Tensors:
+        """The client keeps its whole model: v_i."""
+        return tensors_of(network)
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Return tau^2 KL(teacher || student) of logits, classes along axis 1; the mean over all else."""
+    ours, theirs = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
+    return temperature**2 * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1).mean()
