@@ -18,6 +18,7 @@ from fedfactor.factor import Hadamard, LowRank
 from fedfactor.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
 from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, Participant
 from fedfactor.nn import factorize
+from fedfactor.nn.norms import with_statistics
 from fedfactor.optimizers import FedProx
 from fedfactor.registry import create
 from fedfactor.wire import Message, decode, encode
@@ -101,8 +102,10 @@ def test_reported_bytes_are_encoded_bytes(method: str, codec: str) -> None:
         return
     engine = Recording()
     totals = run(method, codec=codec, engine=engine, evaluate_clients="none").summary["totals"]
-    assert totals["bytes_down"] == sum(map(len, engine.down))
-    assert totals["bytes_up"] == sum(map(len, engine.up))
+    # Calibration is counted apart.
+    assert totals["bytes_down"] == sum(len(m) for m in engine.down if decode(m).kind == "train")
+    assert totals["bytes_up"] == sum(len(m) for m in engine.up if decode(m).kind == "trained")
+    assert totals["bytes_down"] > 0
 
 
 def test_calibration_is_counted_apart_both_ways() -> None:
@@ -161,7 +164,7 @@ def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str
 
 
 NEUTRAL = {
-    "heterofl": (HeteroFL(scaler=False), {"capacities": {1.0: 1.0}}),
+    "heterofl": (HeteroFL(scaler=False, static_norm=False), {"capacities": {1.0: 1.0}}),
     "fedhm": (FedHM(), {"capacities": {1.0: 1.0}}),
     "fedper": (FedPer(head=""), {}),
     "fedrep": (FedRep(head="", head_epochs=0), {}),
@@ -340,6 +343,8 @@ def _as_the_client_has_it(federation: Federation, server: Server, who: Participa
     network = copy.deepcopy(setup.network(who.capacity))
     kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
     setup.method.use(network, sections(decode(job.message).tensors).get("model", {}), kept)
+    if setup.method.calibrates:
+        with_statistics(network, federation.evaluator._statistics(server, who.capacity))
     return network
 
 

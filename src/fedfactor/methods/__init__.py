@@ -10,13 +10,16 @@ from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
 from fedfactor.methods.fedrep import FedRep
 from fedfactor.methods.fedrod import FedRoD
+from fedfactor.methods.fjord import FjORD
 from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.heterofl import HeteroFL
 from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
+from fedfactor.methods.origdrop import OrigDrop
 from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
+from fedfactor.methods.slim import Slim
 
 __all__ = [
     "FLANC",
@@ -29,11 +32,13 @@ __all__ = [
     "FedPer",
     "FedRep",
     "FedRoD",
+    "FjORD",
     "HeteroFL",
     "LGFedAvg",
     "Local",
     "LowRankMethod",
     "Method",
+    "OrigDrop",
     "OrthDrop",
     "Outcome",
     "PFedPara",
@@ -41,4 +46,5 @@ __all__ = [
     "Participant",
     "Phase",
     "PriSM",
+    "Slim",
 ]

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from fedfactor.methods.base import Method, Participant
-from fedfactor.nn.norms import axis_blocks, scaled_norm_inputs, without_statistics
-from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Plan, Tensors, slice_plan
+from fedfactor.methods.sliced import Sliced
+from fedfactor.nn.norms import batch_norms, scaled_norm_inputs, without_statistics
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
@@ -22,20 +19,24 @@ if TYPE_CHECKING:
 
 @register("methods", "heterofl", paper="arXiv:2010.01264")
 @dataclass(frozen=True)
-class HeteroFL(Method):
+class HeteroFL(Sliced):
     """A client of capacity p trains the first p of every channel axis; each element is averaged over its holders.
 
-    Deviations from the authors' code: clients count the same whatever their data (as there), but rows of the classifier
-    are averaged over all clients, not only over those that have the label. Norm statistics: see `static_norm`.
+    Definition not re-read in the paper; it follows the authors' code. Static batch norm: nothing is tracked while
+    training, and the statistics of a width are estimated on all clients' data when its network is used. The Scaler acts
+    in training only, so tracked statistics would be those of other numbers than a narrow network has in use: that pair
+    is refused. The masked loss sets the logits of classes that a client does not have to 0.
+
+    Deviations: clients count the same whatever their data (as there), but rows of the classifier are averaged over all
+    clients, not only over those that have the label.
     """
 
     scaler: bool = field(default=True, metadata=described("divide what enters a norm by p while training"))
     masked_loss: bool = field(default=False, metadata=described("leave classes a client does not have out of its loss"))
     static_norm: bool = field(
-        default=False, metadata=described("batch norms keep no statistics; they are estimated after training")
+        default=True, metadata=described("batch norms keep no statistics; they are estimated after training")
     )
     weighting: ClassVar[str] = "uniform"
-    adapts: ClassVar[bool] = True
 
     @property
     def calibrates(self) -> bool:
@@ -43,17 +44,19 @@ class HeteroFL(Method):
         return self.static_norm
 
     def check(self, task: Task, network: nn.Module) -> None:
-        """A masked loss needs classes."""
+        """A masked loss needs classes, the Scaler norms without statistics."""
         task.check_masked(self.masked_loss)
+        tracked = [name for name, norm in batch_norms(network).items() if norm.track_running_stats]
+        if self.scaler and tracked:
+            raise ValueError(
+                f"heterofl's Scaler changes what {tracked[0]!r} gets in training but not in use, so the statistics it "
+                "keeps would be wrong; set static_norm = true, or scaler = false"
+            )
 
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Build the task's model at this width."""
-        network = build(capacity)
+        network = super().network(build, capacity)
         return without_statistics(network) if self.static_norm else network
-
-    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Take the leading part of every axis; within each gate, or each of q, k and v, where they are fused."""
-        return slice_plan(view, tensors_of(network), axis_blocks(network))
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return the loss with Scaler and mask."""

@@ -16,7 +16,6 @@ Stem = Literal["cifar", "imagenet"]
 Shortcut = Literal["projection", "slice"]
 
 
-
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with normalisation, and a shortcut around them.
 

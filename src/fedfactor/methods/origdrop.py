@@ -1,0 +1,41 @@
+"""OrigDrop: ordered dropout of the original kernels, PriSM's baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import nn
+
+from fedfactor.methods.sliced import Sliced
+from fedfactor.nn.norms import without_statistics
+from fedfactor.registry import described, register
+
+
+@register("methods", "origdrop", paper="arXiv:2208.13141")
+@dataclass(frozen=True)
+class OrigDrop(Sliced):
+    """A client that keeps a share p of the model trains the first p of every layer's original kernels (Sec. 4).
+
+    The sub-models and their mean are HeteroFL's procedure, as the paper says: really smaller networks, each element
+    averaged over its holders, all counting the same, and elements that nobody held stay. Batch norms are those of the
+    paper's other methods (Sec. 3.2.2): always the batch's own statistics. What is used and measured is the network that
+    clients of a capacity hold, not the server's full one, most of which nobody may have trained.
+
+    Deviations: the authors' code sets kernels that nobody held to zero.
+    """
+
+    static_norm: bool = field(
+        default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
+    )
+    weighting: ClassVar[str] = "uniform"
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether norm statistics are gathered from the clients before a model is used."""
+        return self.static_norm
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Build the task's model at this width, its batch norms without statistics."""
+        return without_statistics(super().network(build, capacity))

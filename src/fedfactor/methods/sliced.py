@@ -1,0 +1,30 @@
+"""What methods have in common whose clients hold the leading part of every axis of the server's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fedfactor.methods.base import Method, Participant
+from fedfactor.nn.norms import axis_blocks
+from fedfactor.nn.state import tensors_of
+from fedfactor.plan import Plan, Tensors, slice_plan
+
+
+@dataclass(frozen=True)
+class Sliced(Method):
+    """A client of capacity p trains the task's model at width p; each element is averaged over its holders."""
+
+    adapts: ClassVar[bool] = True
+
+    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+        """Build the task's model at this width."""
+        return build(capacity)
+
+    def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
+        """Take the leading part of every axis; within each gate, or each of q, k and v, where they are fused."""
+        return slice_plan(view, tensors_of(network), axis_blocks(network))

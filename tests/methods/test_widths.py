@@ -1,0 +1,116 @@
+"""Networks of several widths: HeteroFL's, FjORD's, OrigDrop's and the slim one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fedfactor import cost
+from fedfactor.federation import weights_sha256
+from fedfactor.methods import FjORD, HeteroFL, Method, OrigDrop, Participant, Slim
+from fedfactor.plan import Reply, holders_mean, pull
+from fedfactor.tables import fedhm as printed
+from fedfactor.tables.counting import network, parameters
+from tests.conformance.tiny import Tiny, run
+
+
+def methods(width: float) -> list[Method]:
+    return [HeteroFL(), OrigDrop(), FjORD(), Slim(width=width)]
+
+
+@pytest.mark.parametrize("dataset", printed.SLIM)
+def test_sub_models_have_the_parameters_of_the_tables(dataset: str) -> None:
+    base, classes, side = printed.BASES[dataset]
+    for width in printed.SLIM[dataset]:
+        counted = parameters(printed.Network(base, classes, side, width=width).model)
+        for method in methods(width):
+            build = lambda w: network(base, classes=classes, width=w, rounding="nearest")  # noqa: E731
+            assert parameters(method.network(build, width)) == counted, method
+
+
+class Measured:
+    """What one step of training really keeps: bytes that autograd saves, products that are made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.trace, self.elsewhere = cost._Trace(model), cost._Seen()
+        self.trace._running.append(self.elsewhere)  # FjORD's narrower networks are no modules of the widest
+
+    def __enter__(self) -> Measured:
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
+        self.hooks.__enter__()
+        self.trace.__enter__()
+        return self
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.trace.save(tensor)
+        return tensor
+
+    def __exit__(self, *error: object) -> None:
+        self.trace.__exit__(*error)
+        self.hooks.__exit__(*error)
+
+    @property
+    def macs(self) -> int:
+        return self.elsewhere.macs + sum(seen.macs for seen in self.trace.modules.values())
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.5])
+@pytest.mark.parametrize("method", methods(0.5), ids=lambda m: m.name)
+def test_a_live_client_holds_no_more_than_its_cost_row_says(method: Method, capacity: float) -> None:
+    """The network that really trains, in a step of its own objective, against the row of the plain network."""
+    setup = run(method, rounds=0, capacities={1.0: 0.5, 0.5: 0.5}).federation.setup
+    live = setup.network(capacity).train()
+    x, y = (part[:10].clone() for part in setup.task.data.of(0))
+    row = cost.measure(Tiny(0.5 if isinstance(method, Slim) else capacity).train(), x)
+    assert sum(p.numel() for p in live.parameters()) == row.parameters == cost.measure(live, x).parameters
+    ctx = SimpleNamespace(task=setup.task, capacity=capacity, labels=y.unique())
+    for seed in range(4):  # FjORD draws both widths
+        torch.manual_seed(seed)
+        with Measured(live) as step:
+            loss = setup.method.objective(live, (x, y), ctx)  # type: ignore[arg-type]
+        step.trace.save(loss)
+        # The loss itself keeps a few numbers an example, which the row of the network does not have; the Scaler keeps
+        # nothing, since it multiplies by a constant.
+        assert step.trace.saved_bytes <= row.activation_bytes + 800
+        assert 0 < step.macs <= row.macs
+        loss.backward()
+
+
+def test_slim_is_fedavg_on_the_narrowest_network() -> None:
+    """Whatever the capacities, fixed or not, and the server has nothing larger."""
+    slim = run(Slim(), capacities={1.0: 0.5, 0.5: 0.5})
+    assert slim.server.tensors["conv2.weight"].shape == (8, 4, 3, 3)
+    plain = run("fedavg", model=lambda: Tiny(0.5), capacities={1.0: 1.0})
+    assert weights_sha256(slim.server.tensors) == weights_sha256(plain.server.tensors)
+    assert slim.model.fc.in_features == 16 and list(slim.history[-1]["global"]) == ["1"]
+    assert run(Slim(width=0.25)).server.tensors["conv2.weight"].shape == (4, 2, 3, 3)
+    with pytest.raises(ValueError, match=r"capacity 0\.5 cannot carry a network of width 0\.75"):
+        run(Slim(width=0.75))
+
+
+def test_origdrop_by_hand() -> None:
+    """Keep ratios 1/4 and 1/2 of four kernels: held by both, by one, by nobody; examples do not count."""
+    server = {"fc.weight": torch.full((1, 4), 10.0)}
+    method, replies = OrigDrop(), []
+    for keep, samples, value in ((0.25, 100, 1.0), (0.5, 1, 4.0)):
+        small = nn.ModuleDict({"fc": nn.Linear(int(4 * keep), 1, bias=False)})
+        plan = method.plan(server, Participant(0, keep, 0), small, torch.Generator())
+        down = pull(server, plan)
+        replies.append(Reply(0, keep, samples, plan, down, {n: t + value for n, t in down.items()}, {}))
+    mean, held = holders_mean(server, replies, method.weights(replies))
+    assert mean["fc.weight"].tolist() == [[12.5, 14.0, 10.0, 10.0]]
+    assert held["fc.weight"].tolist() == [[2, 1, 0, 0]]
+
+
+def test_origdrop_is_really_smaller_and_keeps_what_nobody_held() -> None:
+    result, start = (run(OrigDrop(), capacities={0.25: 1.0}, rounds=n) for n in (2, 0))
+    assert result.federation.setup.network(0.25).conv2.weight.shape == (4, 2, 3, 3)
+    new, old = result.server.tensors["conv2.weight"], start.server.tensors["conv2.weight"]
+    assert (new[:4, :2] != old[:4, :2]).all()
+    assert torch.equal(new[4:], old[4:]) and torch.equal(new[:, 2:], old[:, 2:])
+    assert not any("running" in name for name in result.server.tensors)
+    assert result.model.bn1.running_mean is None and result.model.fc.in_features == 8
+    assert run(OrigDrop(static_norm=True), capacities={0.25: 1.0}).model.bn1.running_mean is not None
