@@ -14,6 +14,7 @@ from fedfactor.client import sections
 from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
+from fedfactor.store import HeldTensors, States
 from fedfactor.task import like
 from fedfactor.wire import BadMessage, Message, decode, expect
 
@@ -70,9 +71,9 @@ class Evaluator:
         event: dict[str, Any],
         server: Server,
         reports: list[dict[str, Any]],
-        states: dict[int, bytes],
+        store: States,
     ) -> None:
-        """Put the measurements of a round into its event, where they are due."""
+        """Put the measurements of a round into its event, where they are due; `store` has the round's outcome."""
         if not self.due(server.round):
             return
         federation = self.federation
@@ -92,7 +93,7 @@ class Evaluator:
             if scores:
                 event[f"selected_{when}"] = spread(scores)
         if federation.rounds.evaluate_clients == "all":
-            scores = self._all_clients(server, states)
+            scores = self._all_clients(server, store)
             if scores:
                 event["all"] = spread(scores)
         if self.bad:
@@ -102,13 +103,13 @@ class Evaluator:
         setup = self.federation.setup
         return setup.method.has_global_model(setup.network(1.0))
 
-    def _all_clients(self, server: Server, states: dict[int, bytes]) -> list[dict[str, float]]:
+    def _all_clients(self, server: Server, store: States) -> list[dict[str, float]]:
         everyone = [self.federation.participant(client, server.round) for client in range(self.federation.population)]
-        found = self._gather("evaluate", "evaluated", server, everyone, states)
+        found = self._gather("evaluate", "evaluated", server, everyone, store)
         return [message.fields["scores"] for message in found.values() if message.fields["scores"] is not None]
 
     def _gather(
-        self, kind: str, answer: str, server: Server, everyone: list[Participant], states: dict[int, bytes]
+        self, kind: str, answer: str, server: Server, everyone: list[Participant], store: States
     ) -> dict[int, Message]:
         """Send everybody a job and return the good answers by client, in ascending order; bad ones are left out."""
         federation, setup = self.federation, self.federation.setup
@@ -122,7 +123,7 @@ class Evaluator:
                 self.moved += len(job.message)
                 yield job
 
-        jobs = federation.jobs(kind, server, view, everyone, states=states)
+        jobs = federation.jobs(kind, server, view, everyone, store=store)
         for done in federation.engine.run(setup, counted(jobs)):
             self.moved += len(done.reply or b"")
             try:
@@ -152,8 +153,11 @@ class Evaluator:
         setup, store = self.federation.setup, self.federation.store
         state = store.read("client", who.client)
         kept = sections(decode(state).tensors).get("kept") if state else None
-        network = setup.network(who.capacity)
-        model = setup.method.deploy(server.tensors, network, who.capacity, kept or setup.kept(who.capacity))
+        network, tensors = setup.network(who.capacity), server.tensors
+        if setup.method.space == "personal":  # what the server has of this client's own
+            plan = setup.method.plan(tensors, who, network, None)
+            tensors = setup.method.download(tensors, who, plan, HeldTensors(store, "server"), network)
+        model = setup.method.deploy(tensors, network, who.capacity, kept or setup.kept(who.capacity))
         return with_statistics(model, self._statistics(server, who.capacity)) if setup.method.calibrates else model
 
     def _statistics(self, server: Server, capacity: float) -> dict[str, Tensor]:
@@ -161,7 +165,7 @@ class Evaluator:
         if capacity in server.statistics:
             return server.statistics[capacity]
         everyone = [Participant(client, capacity, server.round) for client in range(self.federation.population)]
-        replies = self._gather("calibrate", "calibrated", server, everyone, {})
+        replies = self._gather("calibrate", "calibrated", server, everyone, self.federation.store)
         total = sum(reply.fields["samples"] for reply in replies.values())
         summed: dict[str, Tensor] = {}
         for reply in replies.values():

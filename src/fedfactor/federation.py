@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from fedfactor.optimizers.base import State, Step
 from fedfactor.plan import Plan, Reply, Tensors, pull
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
-from fedfactor.store import HeldTensors, Journal, MemoryStore, Store, pack
+from fedfactor.store import Changes, HeldTensors, Journal, MemoryStore, Overlay, States, Store, pack
 from fedfactor.wire import BadMessage, Message, decode, encode, expect, finite
 
 
@@ -153,7 +153,7 @@ class Federation:
         optimizer = setup.optimizer.start({name: t for name, t in tensors.items() if name in weights})
         server = Server(0, tensors, optimizer, {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0})
         self._note({"event": "start", "protocol": self.evaluator.protocol()})
-        self._commit(server, {}, {})
+        self._commit(server, {})
         return server
 
     def _first_tensors(self, setup: Setup) -> Tensors:
@@ -236,10 +236,12 @@ class Federation:
         observed = setup.method.observe(outcome)
         if observed:
             event["observed"] = observed
-        self.evaluator.add(event, new, answers.reports, answers.states)
+        held = {client: pack(kept) for client, kept in setup.method.remember(replies).items()}
+        changes = {"client": answers.states, "server": held}
+        self.evaluator.add(event, new, answers.reports, Overlay(self.store, changes))
         event["seconds"] = time.perf_counter() - start
         self._note(event)
-        self._commit(new, answers.states, setup.method.remember(replies))
+        self._commit(new, changes)
         return new
 
     def _ask(self, server: Server, view: Tensors, cohort: list[Participant]) -> Answers:
@@ -300,14 +302,14 @@ class Federation:
         view: Tensors,
         cohort: Iterable[Participant],
         asked: dict[int, Asked] | None = None,
-        states: Mapping[int, bytes] | None = None,
+        store: States | None = None,
     ) -> Iterator[Job]:
         """Write each client's message when the engine is ready for it; note in `asked` what the reply must fit.
 
-        `states` takes the place of the store's for clients whose new state is not committed yet.
+        `store` takes the place of the federation's own where a round's outcome is not committed yet.
         """
-        setup, training = self.setup, self.setup.training
-        held = HeldTensors(self.store, "server")
+        setup, training, store = self.setup, self.setup.training, store or self.store
+        held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
         for who in cohort:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
@@ -322,8 +324,7 @@ class Federation:
             message = encode(Message(kind, fields, tensors))
             if asked is not None:
                 asked[who.client] = Asked(who, plan, decode_down(setup.codec, trained, coded), extras, len(message))
-            state = (states or {}).get(who.client) or self.store.read("client", who.client)
-            yield Job(who.client, message, state)
+            yield Job(who.client, message, store.read("client", who.client))
 
     # Back from them.
 
@@ -382,14 +383,10 @@ class Federation:
         self.journal.append(event)
         self.on_event(event)
 
-    def _commit(self, server: Server, states: dict[int, bytes], remembered: dict[int, Tensors]) -> None:
-        sections = {
-            "client": states,
-            "server": {client: pack(tensors) for client, tensors in remembered.items()},
-        }
+    def _commit(self, server: Server, changes: Changes) -> None:
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
         info["settings"] = self.settings()
-        self.store.commit(server.round, sections, server.to_bytes(), info)
+        self.store.commit(server.round, changes, server.to_bytes(), info)
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
         """Return the server's model as a plain module."""

@@ -9,38 +9,66 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedfactor.plan import Tensors
 from fedfactor.wire import Message, decode, encode
 
 
-class Store(Protocol):
-    """Client states by client and section, and the server's last commit."""
+class States(Protocol):
+    """The part of a store that is read."""
 
     def read(self, section: str, client: int) -> bytes | None:
-        """Return the committed state of a client, or `None`."""
+        """Return the state of a client, or `None`."""
         ...
 
     def holds(self, section: str, client: int) -> bool:
-        """Tell whether a client has a committed state."""
+        """Tell whether a client has a state."""
         ...
 
     def clients(self, section: str) -> list[int]:
-        """Return all clients with a committed state, in ascending order."""
+        """Return all clients with a state, in ascending order."""
         ...
 
-    def commit(
-        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
-    ) -> None:
+
+Changes = Mapping[str, Mapping[int, bytes]]
+"""New states, by section and client."""
+
+
+class Store(States, Protocol):
+    """Client states by client and section, and the server's last commit."""
+
+    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
         """Make a round's outcome the committed one, all at once."""
         ...
 
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
         """Return the last committed server bytes and info, or `None` before the first commit."""
         ...
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A store as it will be once some changes are committed."""
+
+    store: States
+    changes: Changes
+
+    def read(self, section: str, client: int) -> bytes | None:
+        """Return the new state of a client, or its old one."""
+        new = self.changes.get(section, {}).get(client)
+        return self.store.read(section, client) if new is None else new
+
+    def holds(self, section: str, client: int) -> bool:
+        """Tell whether a client has a new or an old state."""
+        return client in self.changes.get(section, {}) or self.store.holds(section, client)
+
+    def clients(self, section: str) -> list[int]:
+        """Return all clients with a state."""
+        return sorted({*self.changes.get(section, {}), *self.store.clients(section)})
 
 
 class MemoryStore:
@@ -62,9 +90,7 @@ class MemoryStore:
         """Return all clients with a state."""
         return sorted(self._states.get(section, {}))
 
-    def commit(
-        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
-    ) -> None:
+    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
         """Take over a round's outcome."""
         for section, mine in states.items():
             self._states.setdefault(section, {}).update(mine)
@@ -115,9 +141,7 @@ class DiskStore:
         """Return all clients with a committed state."""
         return sorted(client for name, client in self._versions if name == section)
 
-    def commit(
-        self, version: int, states: Mapping[str, Mapping[int, bytes]], server: bytes, info: dict[str, Any]
-    ) -> None:
+    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
         """Write the new files, then the pointer that makes them count, then remove what they replace."""
         for section, mine in states.items():
             for client, data in mine.items():
@@ -152,7 +176,7 @@ class DiskStore:
         (unfinished / "current").write_text(f"round-{version}")
         unfinished.rename(aside)
 
-    def _forget(self, version: int, states: Mapping[str, Mapping[int, bytes]]) -> None:
+    def _forget(self, version: int, states: Changes) -> None:
         for section, mine in states.items():
             for client in mine:
                 old = self._versions.get((section, client))
@@ -197,15 +221,26 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+Computed = TypeVar("Computed")
+
+
 class HeldTensors(Mapping[int, Tensors]):
     """Read-only view of one section of a store as tensors by client, read from disk when first asked for.
 
     Lives for one round, so that a method that compares all clients with each other reads each only once.
     """
 
-    def __init__(self, store: Store, section: str) -> None:
+    def __init__(self, store: States, section: str) -> None:
         self._store, self._section = store, section
         self._read: dict[int, Tensors] = {}
+        self._computed: dict[object, Any] = {}
+
+    def once(self, compute: Callable[[Mapping[int, Tensors]], Computed]) -> Computed:
+        """Compute something of all clients when it is first asked for."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        found: Computed = self._computed[compute]
+        return found
 
     def __getitem__(self, client: int) -> Tensors:
         if client not in self._read:

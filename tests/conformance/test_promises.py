@@ -125,7 +125,7 @@ def test_codecs_make_messages_smaller() -> None:
 # 4. A private tensor never appears in a decoded upload.
 
 
-PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp", "fedrod"}
+PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp", "fedrod", "fedcac"}
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "scaffold"])

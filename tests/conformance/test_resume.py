@@ -27,7 +27,7 @@ def test_ended_at_every_commit_point_and_resumed(method: str, tmp_path: Path) ->
     assert json.loads(done.stdout) == {"landed": len(POINTS) * (ROUNDS + 1), "differing": []}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedpara", "fedamp"])
+@pytest.mark.parametrize("method", ["fedavg", "pfedpara", "fedamp", "fedcac"])
 def test_really_killed_between_first_and_last_commit_and_resumed(method: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.conformance.killing", "run", method, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

@@ -4,6 +4,7 @@ from fedfactor.methods.base import Method, Outcome, Participant, Phase
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedbn import FedBN
+from fedfactor.methods.fedcac import FedCAC
 from fedfactor.methods.feddecomp import FedDecomp
 from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
@@ -26,6 +27,7 @@ __all__ = [
     "FedAMP",
     "FedAvg",
     "FedBN",
+    "FedCAC",
     "FedDecomp",
     "FedHM",
     "FedPara",

@@ -21,6 +21,7 @@ from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole
 if TYPE_CHECKING:
     from fedfactor.client import Context
     from fedfactor.optimizers.base import Optimizer
+    from fedfactor.store import HeldTensors
     from fedfactor.task import Task
     from fedfactor.wire import Codec
 
@@ -156,9 +157,7 @@ class Method:
         """
         return whole_plan(self.shared_names(network))
 
-    def download(
-        self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
-    ) -> Tensors:
+    def download(self, view: Tensors, who: Participant, plan: Plan, held: HeldTensors, network: nn.Module) -> Tensors:
         """Return what the client gets; `held` is what `remember` stored for each client."""
         return pull(view, plan)
 
@@ -239,12 +238,8 @@ class Method:
         stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
         if stateful and self.space == "turning":
             return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
-        if self.space == "personal" and (optimizer.keeps_state or optimizer.anchors):
+        if self.space == "personal" and optimizer.keeps_state:
             return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
-        if self.space == "personal" and codec.codes_changes:
-            return (
-                f"{codec.name} codes changes of what came down, but {self.name} sends down another model than it trains"
-            )
         if stateful and self.adapts and dynamic:
             return (
                 f"{stateful[0]} keeps tensors on the client, but with dynamic capacities their sizes change every round"
