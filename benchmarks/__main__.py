@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-MODULES = ["hadamard", "spectral", "composition"]
+MODULES = ["hadamard", "spectral", "composition", "server"]
 
 
 def main(names: list[str]) -> None:

@@ -1,0 +1,79 @@
+"""The server's share of a round: what it computes for 20 clients of a ResNet-18, beside what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from benchmarks.harness import emit, medians, note
+from fedfactor import models
+from fedfactor.client import Setup
+from fedfactor.methods import FLANC, FedHM, HeteroFL, Method, Participant, PriSM
+from fedfactor.optimizers import FedAvgOptimizer
+from fedfactor.plan import Reply
+from fedfactor.rng import torch_rng
+from fedfactor.settings import Training
+from fedfactor.task import FederatedData, Task
+from fedfactor.wire.codecs import Float32
+
+CLIENTS, IMAGES, EPOCHS, BATCH = 20, 500, 2, 32  # PriSM Table 7
+BLOCKS = {"layer2.0.conv*": (8, 32), "layer3.0.conv*": (16, 64), "layer4.0.conv*": (32, 128)}
+# Method, its levels and the options of its ResNet-18.
+ROUNDS: dict[str, tuple[Method, tuple[float, ...], dict[str, object]]] = {
+    "prism": (PriSM(), (0.4, 0.2), {"scale_stem": False, "shortcut": "slice"}),
+    "fedhm": (FedHM(rho=3), (1.0, 0.5, 0.25, 0.125), {}),
+    "flanc": (FLANC(bases=BLOCKS), (1.0, 0.75, 0.5, 0.25), {"scale_stem": False}),
+    "heterofl": (HeteroFL(), (1.0, 0.64, 0.5, 0.35), {}),
+}
+
+
+def step(network: nn.Module) -> Callable[[], object]:
+    """One training step without its update, which is the smaller part."""
+    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    network.train()
+    return lambda: nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
+
+
+def run() -> None:
+    for name, (method, levels, options) in ROUNDS.items():
+        note(f"server: {name}")
+        data = FederatedData((torch.randn(CLIENTS, 3, 32, 32), torch.arange(CLIENTS) % 10), [torch.arange(CLIENTS)])
+
+        def build(width: float = 1.0, options: dict[str, object] = options) -> nn.Module:
+            return models.build("resnet18", width=width, **options)
+
+        fitted = method.fitted(levels)
+        setup = Setup(Task(build, data), fitted, FedAvgOptimizer(), Float32(), Training())
+        server = fitted.start(setup.network, levels)
+        cohort = [Participant(client, levels[client % len(levels)], 0) for client in range(CLIENTS)]
+
+        def plans() -> tuple[dict[str, torch.Tensor], list[Reply]]:
+            view = fitted.prepare(server, {level: setup.network(level) for level in levels})
+            replies = []
+            for who in cohort:
+                network = setup.network(who.capacity)
+                plan = fitted.plan(view, who, network, torch_rng(0, "plan", 0, who.client))
+                down = fitted.download(view, who, plan, {}, network)
+                replies.append(Reply(who.client, who.capacity, IMAGES, plan, down, down, {}))
+            return view, replies
+
+        view, replies = plans()
+        changed = [
+            Reply(r.client, r.capacity, r.samples, r.plan, r.reference, {n: t + 1 for n, t in r.tensors.items()}, {})
+            for r in replies
+        ]
+        seconds = medians(
+            {
+                "prepare and plans": plans,
+                "aggregate": lambda: fitted.aggregate(server, view, changed, setup.network),
+                **{f"step at {level:g}": step(setup.network(level)) for level in levels},
+            },
+            repeats=3,
+        )
+        ours = seconds["prepare and plans"] + seconds["aggregate"]
+        steps = EPOCHS * -(-IMAGES // BATCH)
+        theirs = sum(steps * seconds[f"step at {who.capacity:g}"] for who in cohort)
+        emit(f"server/{name}/seconds", ours, "s", "at most 2")
+        emit(f"server/{name}/share of training", 100 * ours / theirs, "%", "at most 2")
