@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from fedfactor import models
 from fedfactor.client import Setup
 from fedfactor.methods import FLANC, FedHM, HeteroFL, Method, Participant, PriSM
 from fedfactor.optimizers import FedAvgOptimizer
-from fedfactor.plan import Reply
+from fedfactor.plan import Reply, Tensors
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Training
 from fedfactor.task import FederatedData, Task
@@ -36,44 +37,46 @@ def step(network: nn.Module) -> Callable[[], object]:
     return lambda: nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
 
 
+def measure(method: Method, levels: tuple[float, ...], options: dict[str, object]) -> tuple[float, float]:
+    """Return the seconds that the server and all clients take for a round."""
+
+    def build(width: float = 1.0) -> nn.Module:
+        return models.build("resnet18", width=width, **options)
+
+    method = method.fitted(levels)
+    data = FederatedData((torch.randn(CLIENTS, 3, 32, 32), torch.arange(CLIENTS) % 10), [torch.arange(CLIENTS)])
+    setup = Setup(Task(build, data), method, FedAvgOptimizer(), Float32(), Training())
+    server = method.start(setup.network, levels)
+    cohort = [Participant(client, levels[client % len(levels)], 0) for client in range(CLIENTS)]
+
+    def plans() -> tuple[Tensors, list[Reply]]:
+        view = method.prepare(server, {level: setup.network(level) for level in levels})
+        replies = []
+        for who in cohort:
+            network = setup.network(who.capacity)
+            plan = method.plan(view, who, network, torch_rng(0, "plan", 0, who.client))
+            down = method.download(view, who, plan, {}, network)
+            replies.append(Reply(who.client, who.capacity, IMAGES, plan, down, down, {}))
+        return view, replies
+
+    view, sent = plans()
+    replies = [replace(reply, tensors={name: t + 1 for name, t in reply.tensors.items()}) for reply in sent]
+    seconds = medians(
+        {
+            "prepare and plans": plans,
+            "aggregate": lambda: method.aggregate(server, view, replies, setup.network),
+            **{f"step at {level:g}": step(setup.network(level)) for level in levels},
+        },
+        repeats=5,
+    )
+    steps = EPOCHS * -(-IMAGES // BATCH)
+    clients = sum(steps * seconds[f"step at {who.capacity:g}"] for who in cohort)
+    return seconds["prepare and plans"] + seconds["aggregate"], clients
+
+
 def run() -> None:
-    for name, (method, levels, options) in ROUNDS.items():
+    for name, workload in ROUNDS.items():
         note(f"server: {name}")
-        data = FederatedData((torch.randn(CLIENTS, 3, 32, 32), torch.arange(CLIENTS) % 10), [torch.arange(CLIENTS)])
-
-        def build(width: float = 1.0, options: dict[str, object] = options) -> nn.Module:
-            return models.build("resnet18", width=width, **options)
-
-        fitted = method.fitted(levels)
-        setup = Setup(Task(build, data), fitted, FedAvgOptimizer(), Float32(), Training())
-        server = fitted.start(setup.network, levels)
-        cohort = [Participant(client, levels[client % len(levels)], 0) for client in range(CLIENTS)]
-
-        def plans() -> tuple[dict[str, torch.Tensor], list[Reply]]:
-            view = fitted.prepare(server, {level: setup.network(level) for level in levels})
-            replies = []
-            for who in cohort:
-                network = setup.network(who.capacity)
-                plan = fitted.plan(view, who, network, torch_rng(0, "plan", 0, who.client))
-                down = fitted.download(view, who, plan, {}, network)
-                replies.append(Reply(who.client, who.capacity, IMAGES, plan, down, down, {}))
-            return view, replies
-
-        view, replies = plans()
-        changed = [
-            Reply(r.client, r.capacity, r.samples, r.plan, r.reference, {n: t + 1 for n, t in r.tensors.items()}, {})
-            for r in replies
-        ]
-        seconds = medians(
-            {
-                "prepare and plans": plans,
-                "aggregate": lambda: fitted.aggregate(server, view, changed, setup.network),
-                **{f"step at {level:g}": step(setup.network(level)) for level in levels},
-            },
-            repeats=3,
-        )
-        ours = seconds["prepare and plans"] + seconds["aggregate"]
-        steps = EPOCHS * -(-IMAGES // BATCH)
-        theirs = sum(steps * seconds[f"step at {who.capacity:g}"] for who in cohort)
+        ours, theirs = measure(*workload)
         emit(f"server/{name}/seconds", ours, "s", "at most 2")
-        emit(f"server/{name}/share of training", 100 * ours / theirs, "%", "at most 2")
+        emit(f"server/{name}/share of the clients' training", 100 * ours / theirs, "%", "at most 2")

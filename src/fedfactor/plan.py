@@ -43,18 +43,24 @@ class Piece:
 
     def add(self, into: Tensor, piece: Tensor | float) -> None:
         """Add a client's piece (or a number to each of its places) to a tensor of the server's size, in place."""
-        if not any(isinstance(part, Tensor) for part in self.index):
-            self.take(into).add_(piece)
+        listed = [axis for axis, part in enumerate(self.index) if isinstance(part, Tensor)]
+        leading = Piece(self.source, tuple(None if axis in listed else part for axis, part in enumerate(self.index)))
+        into = leading.take(into)
+        if not listed:
+            into.add_(piece)
+            return
+        places = [self.index[axis] for axis in listed]
+        positions = [part.to(into.device) for part in places if isinstance(part, Tensor)]
+        if len(listed) == 1:
+            size = [len(positions[0]) if axis == listed[0] else n for axis, n in enumerate(into.shape)]
+            piece = piece if isinstance(piece, Tensor) else into.new_tensor(piece).expand(size)
+            into.index_add_(listed[0], positions[0], piece)
             return
         # An open mesh of positions addresses the cross product of the axes' indices.
-        axes = [
-            torch.arange(size if part is None else part) if not isinstance(part, Tensor) else part
-            for part, size in zip((*self.index, *[None] * (into.dim() - len(self.index))), into.shape, strict=True)
-        ]
-        mesh = [
-            axis.to(into.device).view([-1 if i == j else 1 for j in range(len(axes))]) for i, axis in enumerate(axes)
-        ]
-        into[tuple(mesh)] += piece
+        axes = [torch.arange(size, device=into.device) for size in into.shape]
+        for axis, part in zip(listed, positions, strict=True):
+            axes[axis] = part
+        into[tuple(torch.meshgrid(axes, indexing="ij"))] += piece
 
 
 Plan = dict[str, Piece]
@@ -119,13 +125,19 @@ def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[T
         for reply, name, weight in holding:
             change.add_(reply.change(name).to(exact), alpha=weight / total)
         return _like(server, exact + change), len(holding)
-    change, mass, count = torch.zeros_like(exact), torch.zeros_like(exact), torch.zeros_like(exact)
-    for reply, name, weight in holding:
-        piece = reply.plan[name]
+    # Along axes that all take whole, everybody's share is the same: there the sums need one place only.
+    pieces = [reply.plan[name] for reply, name, _ in holding]
+    sizes = [
+        size if any(axis < len(piece.index) and piece.index[axis] is not None for piece in pieces) else 1
+        for axis, size in enumerate(exact.shape)
+    ]
+    change, mass, count = torch.zeros_like(exact), exact.new_zeros(sizes), exact.new_zeros(sizes)
+    for piece, (reply, name, weight) in zip(pieces, holding, strict=True):
         piece.add(change, reply.change(name).to(exact) * (weight / total))
         piece.add(mass, weight / total)
         piece.add(count, 1.0)
-    return _like(server, exact + change / mass.where(count > 0, torch.ones_like(mass))), count
+    mean = exact + change / mass.where(count > 0, torch.ones_like(mass))
+    return _like(server, mean), count.expand_as(exact)
 
 
 def _like(server: Tensor, mean: Tensor) -> Tensor:

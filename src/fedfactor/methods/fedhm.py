@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.factor import SpatialSplit
+from fedfactor.factor.base import WeightShape
 from fedfactor.methods.base import Networks, Participant
 from fedfactor.methods.spectral import Spectral
 from fedfactor.nn import dense_names, factor_weights, factorize, first_layers
@@ -121,21 +122,67 @@ class FedHM(Spectral):
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Compose every reply to the server's shapes, then average."""
-        composed = [self._dense(server, reply, networks(reply.capacity)) for reply in replies]
-        return holders_mean(server, composed, self.weights(replies))
+        """Average what came dense; of split layers average the composed changes, dense clients' among them."""
+        weights = self.weights(replies)
+        split = {reply.capacity: dense_names(networks(reply.capacity)) for reply in replies}
+        layers = {name: layer for names in split.values() for layer, name in names.items()}
+        mean, held = holders_mean(server, [self._without(server, layers, reply) for reply in replies], weights)
+        for name, layer in layers.items():
+            change = torch.zeros_like(server[name])
+            products = Products()
+            for reply, weight in zip(replies, weights, strict=True):
+                share = weight / sum(weights)
+                if layer not in split[reply.capacity]:
+                    before = server[name] if self.literal else reply.reference[name]
+                    change.add_(reply.tensors[name] - before, alpha=share)
+                    continue
+                new, old = ([tensors[f"{layer}.{f}"] for f in "uv"] for tensors in (reply.tensors, reply.reference))
+                if self.literal:
+                    products.add(new[0] * share, new[1])
+                    change.sub_(server[name], alpha=share)
+                else:
+                    products.add_change(new, old, share)
+            mean[name], held[name] = server[name] + change + products.composed(server[name]), len(replies)
+        return mean, held
 
-    def _dense(self, server: Tensors, reply: Reply, network: nn.Module) -> Reply:
-        tensors, reference = _composed(reply.tensors, network), _composed(reply.reference, network)
-        if self.literal:
-            reference = {name: server[name] for name in tensors}
+    def _without(self, server: Tensors, layers: Mapping[str, str], reply: Reply) -> Reply:
+        """Leave out what belongs to layers that anybody has split."""
+        left = {*layers, *(f"{layer}.{factor}" for layer in layers.values() for factor in "uv")}
+        tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
+        reference = {name: server[name] for name in tensors} if self.literal else reply.reference
         return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
 
 
-def _composed(tensors: Tensors, network: nn.Module) -> Tensors:
-    """Put the composed weight in place of each layer's factors."""
-    dense, names = dict(tensors), dense_names(network)
-    for layer, weight in factor_weights(network).items():
-        factors = {factor: dense.pop(f"{layer}.{factor}") for factor in weight.factor_names}
-        dense[names[layer]] = weight.scheme.compose(factors, weight.shape)
-    return dense
+class Products:
+    """A sum of products U V of many ranks: one product of all U side by side with all V stacked."""
+
+    def __init__(self) -> None:
+        self._us: list[Tensor] = []
+        self._vs: list[Tensor] = []
+        self._starts: list[tuple[list[Tensor], Tensor]] = []
+
+    def add(self, u: Tensor, v: Tensor) -> None:
+        """Add U V."""
+        self._us.append(u)
+        self._vs.append(v)
+
+    def add_change(self, new: list[Tensor], old: list[Tensor], share: float) -> None:
+        """Add a share of U V - U0 V0 = (U - U0) V + U0 (V - V0), which is exactly 0 where nothing changed.
+
+        Clients that started from the same factors share the second product.
+        """
+        self.add((new[0] - old[0]) * share, new[1])
+        moved = (new[1] - old[1]) * share
+        for start, total in self._starts:
+            if all(torch.equal(a, b) for a, b in zip(start, old, strict=True)):
+                total.add_(moved)
+                return
+        self._starts.append((old, moved))
+        self.add(old[0], moved)
+
+    def composed(self, weight: Tensor) -> Tensor:
+        """Return the sum in the shape of a weight."""
+        if not self._us:
+            return torch.zeros_like(weight)
+        factors = {"u": torch.cat(self._us, 1), "v": torch.cat(self._vs, 0)}
+        return SpatialSplit().compose(factors, WeightShape.of(weight))
