@@ -10,7 +10,8 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.federation import weights_sha256
-from fedfactor.methods import FjORD, HeteroFL, Method, OrigDrop, Participant, Slim
+from fedfactor.methods import FLANC, FedHM, FjORD, HeteroFL, Method, OrigDrop, OrthDrop, Participant, PriSM, Slim
+from fedfactor.nn import factor_weights
 from fedfactor.plan import Reply, holders_mean, pull
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
@@ -77,6 +78,27 @@ def test_a_live_client_holds_no_more_than_its_cost_row_says(method: Method, capa
         assert step.trace.saved_bytes <= row.activation_bytes + 800
         assert 0 < step.macs <= row.macs
         loss.backward()
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.5])
+@pytest.mark.parametrize("method", [FLANC(), PriSM(), OrthDrop(), FedHM()], ids=lambda m: m.name)
+def test_a_live_factorised_client_holds_no_more_than_its_cost_row_says(method: Method, capacity: float) -> None:
+    setup = run(method, rounds=1, capacities={1.0: 0.5, 0.5: 0.5}).federation.setup
+    live = setup.network(capacity).train()  # as the run has left it
+    x, y = (part[:10].clone() for part in setup.task.data.of(0))
+    row = cost.measure(setup.method.network(setup.task.build, capacity).train(), x)
+    assert sum(p.numel() for p in live.parameters()) == row.parameters
+    ctx = SimpleNamespace(task=setup.task, capacity=capacity, labels=y.unique(), training=setup.training)
+    with Measured(live) as step:
+        loss = setup.method.objective(live, (x, y), ctx)  # type: ignore[arg-type]
+    # FLANC's penalty multiplies every basis by itself and keeps that product, and its difference from the identity.
+    bases = [w.factors["v"].flatten(1) for w in factor_weights(live).values()] if isinstance(method, FLANC) else []
+    assert step.trace.saved_bytes <= row.activation_bytes + 800 + sum(4 * len(v) ** 2 * 2 for v in bases)
+    assert 0 < step.macs <= row.macs + sum(len(v) * v.numel() for v in bases)
+    if capacity < 1:
+        full = cost.measure(setup.method.network(setup.task.build, 1.0).train(), x)
+        assert row.parameters < full.parameters and row.macs < full.macs
+    loss.backward()
 
 
 def test_slim_is_fedavg_on_the_narrowest_network() -> None:
