@@ -1,0 +1,68 @@
+"""Collect run directories into one record: `python docs/evidence/collect.py RECORD.json RUN ...`, then its table.
+
+A record has what a run measured and what identifies it, and no weights. Runs of one cell that differ in their seed only
+are put together; a method is ahead of another only where the gap of the means exceeds the spread of both over the seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+KEPT = ("rounds", "bytes_up", "bytes_down", "seconds", "failures", "weights_sha256", "private_sha256", "versions")
+
+
+def record(directory: Path) -> dict[str, Any]:
+    """Reduce a run directory to what is worth keeping."""
+    recipe = tomllib.loads((directory / "recipe.toml").read_text())
+    summary = json.loads((directory / "summary.json").read_text())
+    events = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    measured = [event for event in events if {"global", "all"} & event.keys()]
+    found: dict[str, Any] = {"global": {}, "clients": {}}
+    for event in measured:
+        for level, scores in event.get("global", {}).items():
+            found["global"].setdefault(level, {})[event["round"]] = scores["accuracy"]
+        if "all" in event:
+            found["clients"][event["round"]] = event["all"]["accuracy"]
+    return {
+        "cell": directory.name,
+        "seed": recipe["train"]["seed"],
+        "dynamic": recipe["capacities"]["dynamic"],
+        "accuracy": found,
+        **{key: summary[key] for key in KEPT if key in summary},
+        "recipe": recipe,
+    }
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Write the last accuracies of every cell, mean and spread (half the range) over its seeds, in per cent."""
+    cells: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for item in records:
+        last = {level: curve[max(curve, key=int)] for level, curve in item["accuracy"]["global"].items()}
+        if item["accuracy"]["clients"]:
+            last["clients"] = item["accuracy"]["clients"][max(item["accuracy"]["clients"], key=int)]
+        cells[f"{item['cell']}{'' if item['dynamic'] else ' (fixed)'}"].append(last)
+    lines = ["| cell | seeds | accuracy |", "|---|---|---|"]
+    for cell, runs in cells.items():
+        words = []
+        for level in sorted(runs[0], key=lambda word: (word == "clients", word)):
+            values = [100 * run[level] for run in runs]
+            mean, spread = sum(values) / len(values), (max(values) - min(values)) / 2
+            words.append(f"{level}: {mean:.1f} ± {spread:.1f}")
+        lines.append(f"| {cell} | {len(runs)} | {', '.join(words)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    target, *directories = map(Path, sys.argv[1:])
+    records = json.loads(json.dumps([record(directory) for directory in directories]))
+    target.write_text(json.dumps(records, indent=1) + "\n")
+    print(table(records))
+
+
+if __name__ == "__main__":
+    main()
