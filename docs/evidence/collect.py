@@ -1,7 +1,7 @@
 """Collect run directories into one record: `python docs/evidence/collect.py RECORD.json RUN ...`, then its table.
 
 A record has what a run measured and what identifies it, and no weights. Runs of one cell that differ in their seed only
-are put together; a method is ahead of another only where the gap of the means exceeds the spread of both over the seeds.
+are put together; a method is ahead of another only where the gap of the means exceeds the spread over the seeds.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
+    """Write the record and print its table."""
     target, *directories = map(Path, sys.argv[1:])
     records = json.loads(json.dumps([record(directory) for directory in directories]))
     target.write_text(json.dumps(records, indent=1) + "\n")

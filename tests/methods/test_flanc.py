@@ -12,8 +12,10 @@ from fedfactor import models
 from fedfactor.factor import Composition
 from fedfactor.methods import FLANC, Participant
 from fedfactor.nn import factor_weights, factorize
+from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Reply, pull
 from tests.conformance.tiny import Tiny, data, run
+from tests.methods.test_heterofl import Text
 
 WIDTHS = (1.0, 0.75, 0.5, 0.25)
 # Both convolutions of a block share the first one's R1 (the authors' ResNet).
@@ -102,13 +104,13 @@ class Identity(FLANC):
     """V frozen to the identity: U is the weight itself."""
 
     def network(self, build: Any, capacity: float) -> nn.Module:
-        bases = {"conv2": Composition(8, 72), "hidden": Composition(256, 256)}
-        made = factorize(build(capacity), bases["conv2"], skip=["conv1", "fc"], per_layer=bases, keep_weights=True)
-        for layer in factor_weights(made).values():
-            weight, v = layer.weight.detach().clone(), layer.factors["v"]
+        model, bases = build(capacity), {"conv2": Composition(8, 72), "hidden": Composition(256, 256)}
+        made = factorize(model, bases["conv2"], skip=["conv1", "fc"], per_layer=bases)
+        for name, layer in factor_weights(made).items():
+            u, v = layer.factors["u"], layer.factors["v"]
+            u.data.copy_(tensors_of(model)[f"{name}.weight"].reshape(u.shape))
             v.data.copy_(torch.eye(len(v)).view_as(v))
             v.requires_grad_(False)
-            layer.factors["u"].data.copy_(weight.reshape(layer.factors["u"].shape))
         return made
 
 
@@ -120,7 +122,7 @@ def test_with_the_identity_as_basis_and_no_penalty_it_is_fedavg() -> None:
         layer = name.removesuffix(".weight")
         u = ours.server.tensors.get(f"{layer}.u@1")
         found = ours.server.tensors[f"{name}@1"] if u is None else u.view_as(tensor)
-        torch.testing.assert_close(found, tensor, rtol=1e-5, atol=1e-6, msg=name)
+        assert torch.equal(found, tensor), name
         if name.endswith("weight"):
             assert not torch.allclose(tensor, start[name], atol=1e-4)
 
@@ -141,3 +143,10 @@ def test_usage_and_gram_matrices_are_logged() -> None:
     torch.testing.assert_close(torch.tensor(last["gram"]["conv2"]), v @ v.T, rtol=0, atol=1e-4)
     used = u.abs().view(len(u), -1, len(v)).mean((0, 1))
     torch.testing.assert_close(torch.tensor(last["mean_abs_u"]["conv2"]["0.5"]), used, rtol=0, atol=1e-4)
+
+
+def test_a_recurrent_network_trains() -> None:
+    result, start = (run(FLANC(bases={"lstm": (2, 2)}), model=Text, rounds=n) for n in (1, 0))
+    for name in ("lstm.weight_ih_l0.v", "lstm.weight_hh_l0.v", "lstm.weight_hh_l0.u@0.5", "fc.weight@1"):
+        assert not torch.equal(result.server.tensors[name], start.server.tensors[name]), name
+    assert isinstance(result.model_at(0.5).lstm, nn.LSTM) and result.model_at(0.5).lstm.hidden_size == 4

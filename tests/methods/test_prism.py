@@ -16,6 +16,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Piece, Reply, pull
 from fedfactor.task import FederatedData
 from tests.conformance.tiny import Tiny, run
+from tests.methods.test_heterofl import Text
 
 
 def resnet(width: float) -> nn.Module:
@@ -193,3 +194,10 @@ def test_a_model_whose_width_changes_its_layers_is_refused() -> None:
     data = FederatedData(images, [torch.arange(6)], images)
     with pytest.raises(ValueError, match=r"has 'layer1.0.downsample.0.weight', which the full one lacks.*shortcut"):
         run("prism", model=build, data=data, cohort=1, capacities={0.5: 1.0})
+
+
+def test_a_recurrent_network_trains_within_its_gates() -> None:
+    result, start = (run("prism", model=Text, capacities={0.5: 1.0}, rounds=n) for n in (1, 0))
+    moved = result.server.tensors["lstm.bias_hh_l0"] != start.server.tensors["lstm.bias_hh_l0"]
+    assert moved.view(4, 8).tolist() == [[True] * 4 + [False] * 4] * 4
+    assert not torch.equal(result.server.tensors["lstm.weight_hh_l0"], start.server.tensors["lstm.weight_hh_l0"])
