@@ -90,6 +90,31 @@ def cinic10(folder: Path) -> None:
                 image(path, pixels(3, 32, 32, seed=10 * label + number))
 
 
+def tiny_imagenet(folder: Path) -> None:
+    """Three training images and one validation image of each of three classes."""
+    place = folder / "tiny-imagenet-200"
+    names = [f"n{label:08}" for label in range(3)]
+    for label, name in enumerate(names):
+        for number in range(3):
+            path = place / "train" / name / "images" / f"{name}_{number}.png"
+            image(path, pixels(3, 64, 64, seed=10 * label + number))
+        image(place / "val" / "images" / f"val_{label}.png", pixels(3, 64, 64, seed=100 + label))
+    (place / "val" / "val_annotations.txt").write_text(
+        "".join(f"val_{label}.png\t{name}\t0\t0\t63\t63\n" for label, name in enumerate(names))
+    )
+    (place / "wnids.txt").write_text("\n".join(names) + "\n")
+
+
+def imdb(folder: Path) -> None:
+    """Two reviews of random words of each kind, for training and for testing."""
+    for number, inside in enumerate(("train/neg", "train/pos", "test/neg", "test/pos")):
+        place = folder / "aclImdb" / inside
+        place.mkdir(parents=True)
+        for review in range(2):
+            drawn = np.random.default_rng(10 * number + review).choice(list("abcdefgh"), 20)
+            (place / f"{review}_7.txt").write_text(" ".join(drawn))
+
+
 def shakespeare(folder: Path, roles: int = 3, letters: int = 600) -> None:
     """A few roles that say random letters."""
     place = folder / "shakespeare" / "by_play_and_character"
