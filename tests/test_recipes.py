@@ -19,7 +19,7 @@ NAMES = [str(path.relative_to(ROOT / "recipes")) for path in PATHS]
 
 FEW = [
     "partition.clients=2", "partition.take=0", "partition.train_share=1.0", "train.rounds=2", "train.cohort=1",
-    "train.epochs=1", "run.keep_rounds=[]",
+    "train.epochs=1", "run.keep_rounds=[]", "evaluate.every=0",
 ]  # fmt: skip
 FEWER = {
     "shakespeare": ["data.roles=2", "data.least=100", "train.batch=500"],
