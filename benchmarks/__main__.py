@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-MODULES = ["hadamard", "spectral", "composition", "server"]
+MODULES = ["hadamard", "spectral", "composition", "server", "rounds"]
 
 
 def main(names: list[str]) -> None:

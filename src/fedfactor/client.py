@@ -6,23 +6,23 @@ bytes: what runs here in a process of its own is what runs on a phone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd
 
 from fedfactor.methods.base import Method, Phase
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import Optimizer
 from fedfactor.plan import Tensors
-from fedfactor.rng import derive, torch_rng
+from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.settings import Training
 from fedfactor.task import Examples, Task, like
-from fedfactor.wire import Codec, Message, decode, encode
+from fedfactor.wire import Bytes, Codec, Message, Room, decode, encode
 
 
 @dataclass
@@ -44,8 +44,7 @@ class Setup:
         The seed of its first values has no client in it, so private parts start equal everywhere.
         """
         if capacity not in self._networks:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive(self.training.seed, "init"))
+            with seeded(derive(self.training.seed, "init")):
                 built = self.method.network(self.task.build, capacity)
             built = built.to(self.training.torch_device, self.training.torch_dtype)
             self._networks[capacity] = built
@@ -75,10 +74,8 @@ class Context:
     client: int
     capacity: float
     lr: float
-    labels: Tensor
-    """The classes that occur in the client's data."""
-    counts: Tensor
-    """How many examples of each of them there are."""
+    targets: Tensor
+    """Of all the client's examples."""
     kept: Tensors
     """What the client kept of its last round; empty when it takes part for the first time."""
     down: Tensors
@@ -90,6 +87,23 @@ class Context:
     travel: dict[str, float] = field(default_factory=dict)
     """How far a constant gradient of one has moved each parameter: steps times rate; momentum adds to it."""
 
+    @property
+    def labels(self) -> Tensor:
+        """The classes that occur in the client's data."""
+        return self._classes[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """How many examples of each of them there are."""
+        return self._classes[1]
+
+    @cached_property
+    def _classes(self) -> tuple[Tensor, Tensor]:
+        if self.task.kind != "classification":
+            return self.targets[:0], self.targets[:0]
+        labels, counts = torch.unique(self.targets, return_counts=True)
+        return labels, counts
+
     @staticmethod
     def gradients(loss: Tensor, of: Mapping[str, Tensor]) -> Tensors:
         """Differentiate a loss with respect to intermediate tensors, keeping the graph for the step itself."""
@@ -97,15 +111,14 @@ class Context:
         return {name: gradient for name, gradient in zip(of, found, strict=True) if gradient is not None}
 
 
-def work(setup: Setup, job: bytes, state: bytes | None) -> tuple[bytes, bytes | None]:
-    """Do one job and return the reply and the client's new state (`None`: unchanged)."""
+def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
+    """Do one job and return the reply (in `room`, if given) and the client's new state (`None`: unchanged)."""
     message = decode(job)
     kept = sections(decode(state).tensors) if state else {}
     client, round = message.fields["client"], message.fields["round"]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(setup.training.seed, message.kind, round, client))
+    with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
         if message.kind == "train":
-            return _train(setup, message, kept)
+            return _train(setup, message, kept, room)
         if message.kind == "evaluate":
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
@@ -113,14 +126,10 @@ def work(setup: Setup, job: bytes, state: bytes | None) -> tuple[bytes, bytes | 
     raise ValueError(f"unknown kind of job {message.kind!r}")
 
 
-def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[bytes, bytes | None]:
+def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
     network, parts = _load(setup, message, kept, method.load)
     examples = setup.task.data.of(fields["client"])
-    if setup.task.kind == "classification":
-        labels, counts = torch.unique(examples[1], return_counts=True)
-    else:
-        labels = counts = examples[1][:0]
     ctx = Context(
         task=setup.task,
         training=training,
@@ -128,8 +137,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
         client=fields["client"],
         capacity=fields["capacity"],
         lr=fields["lr"],
-        labels=labels,
-        counts=counts,
+        targets=examples[1],
         kept=_on(training.torch_device, kept.get("kept", {})),
         down=parts["model"],
         extras=_on(training.torch_device, parts.get("extra", {})),
@@ -147,7 +155,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
         answer["figures"] = method.report(network, ctx)
 
     own = tensors_of(network)
-    shared = {name: own[name].to(wanted.dtype, copy=True) for name, wanted in ctx.down.items()}
+    shared = {name: own[name].to(wanted.dtype) for name, wanted in ctx.down.items()}
     trained = setup.trained(ctx.capacity)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
     codec_state = _on(training.torch_device, kept.get("codec", {}))
@@ -160,7 +168,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[by
         **_prefixed("optimizer", optimizer_state),
         **_prefixed("codec", codec_state),
     }
-    return encode(reply), encode(Message("state", {"client": ctx.client}, state)) if state else None
+    return encode(reply, room), encode(Message("state", {"client": ctx.client}, state)) if state else None
 
 
 def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:
@@ -205,9 +213,10 @@ def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dic
 
 
 class Descent:
-    """SGD with momentum, bit by bit torch's own fused one.
+    """SGD with momentum: the kernel of torch's own fused one, called without the optimizer around it.
 
-    Torch's optimizer objects import its compiler when the first is made, which takes seconds in every process.
+    Torch's optimizer objects import its compiler when the first is made, which takes seconds in every process, and
+    spend more time on a step of a small model than the step itself takes.
     """
 
     def __init__(self, setup: Setup, network: nn.Module, parameters: Mapping[str, nn.Parameter], lr: float) -> None:
@@ -216,19 +225,31 @@ class Descent:
         for name, parameter in parameters.items():
             decay = setup.training.weight_decay if setup.method.decays(name, network) else 0.0
             self._groups.setdefault(decay, []).append(parameter)
-        self._pulls: dict[nn.Parameter, Tensor | None] = {}
+        self._pulls: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self) -> None:
         """Step along the gradients; parameters without one stay."""
         for decay, members in self._groups.items():
             moving = [parameter for parameter in members if parameter.grad is not None]
-            pulls = [self._pulls.get(parameter) for parameter in moving]
-            gradients = [parameter.grad for parameter in moving]
-            rates = {"lr": self._lr, "momentum": self._momentum, "weight_decay": decay, "dampening": 0.0}
-            sgd(moving, gradients, pulls, fused=True, nesterov=False, maximize=False, **rates)  # type: ignore[arg-type]
-            if self._momentum:
-                self._pulls.update(zip(moving, pulls, strict=True))
+            if not self._momentum:
+                self._move(moving, [], decay)
+                continue
+            # The kernel takes one word for all: whether their first gradients start the pulls.
+            new = [parameter for parameter in moving if parameter not in self._pulls]
+            old = [parameter for parameter in moving if parameter in self._pulls]
+            self._pulls.update((parameter, torch.empty_like(parameter)) for parameter in new)
+            self._move(old, [self._pulls[parameter] for parameter in old], decay)
+            self._move(new, [self._pulls[parameter] for parameter in new], decay, first=True)
+
+    def _move(self, moving: Sequence[Tensor], pulls: list[Tensor], decay: float, *, first: bool = False) -> None:
+        if not moving:
+            return
+        gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
+        torch._fused_sgd_(
+            list(moving), gradients, pulls, lr=self._lr, momentum=self._momentum,
+            weight_decay=decay, dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
+        )  # fmt: skip
 
 
 def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
@@ -243,7 +264,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
             yield like(transform.train(inputs[where], rng), home), targets[where].to(home.device)
 
 
-def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
+def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
     network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     test = setup.task.data.own_test(fields["client"])
@@ -251,7 +272,7 @@ def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes
     return encode(Message("evaluated", {**fields, "scores": scores}))
 
 
-def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> bytes:
+def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
     """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
     network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}

@@ -48,6 +48,9 @@ class Evaluator:
                 "all": "all clients on their own test data, with the new server model and what each keeps; and this "
                 "round's before and after their local training",
             }[rounds.evaluate_clients],
+            "limit": f"{rounds.evaluate_limit} clients, always the same, stand for all"
+            if rounds.evaluate_limit
+            else "none",
             "worst_decile": "mean of the lowest tenth of the clients",
             "every": rounds.evaluate_every,
             "norm_statistics": "of deployed models estimated on all clients' training data, of a client's own scores "
@@ -104,9 +107,14 @@ class Evaluator:
         return setup.method.has_global_model(setup.network(1.0))
 
     def _all_clients(self, server: Server, store: States) -> list[dict[str, float]]:
-        everyone = [self.federation.participant(client, server.round) for client in range(self.federation.population)]
+        everyone = [self.federation.participant(client, server.round) for client in self._everybody()]
         found = self._gather("evaluate", "evaluated", server, everyone, store)
         return [message.fields["scores"] for message in found.values() if message.fields["scores"] is not None]
+
+    def _everybody(self) -> list[int]:
+        """Return all clients, or those that stand for them."""
+        federation = self.federation
+        return federation.rounds.measured(federation.setup.training.seed, federation.population)
 
     def _gather(
         self, kind: str, answer: str, server: Server, everyone: list[Participant], store: States
@@ -164,7 +172,7 @@ class Evaluator:
         """Average the batch statistics that all clients find with the server's model on their data, once a round."""
         if capacity in server.statistics:
             return server.statistics[capacity]
-        everyone = [Participant(client, capacity, server.round) for client in range(self.federation.population)]
+        everyone = [Participant(client, capacity, server.round) for client in self._everybody()]
         replies = self._gather("calibrate", "calibrated", server, everyone, self.federation.store)
         total = sum(reply.fields["samples"] for reply in replies.values())
         summed: dict[str, Tensor] = {}

@@ -92,8 +92,8 @@ Held = dict[str, Tensor | int]
 
 
 def pull(view: Tensors, plan: Plan) -> Tensors:
-    """Read a client's tensors off the server's."""
-    return {name: piece.take(view[piece.source]).clone() for name, piece in plan.items()}
+    """Read a client's tensors off the server's; they are views where they can be, and nobody writes to them."""
+    return {name: piece.take(view[piece.source]) for name, piece in plan.items()}
 
 
 def whole_plan(names: Iterable[str]) -> Plan:
@@ -121,9 +121,10 @@ def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[T
     exact = server if server.is_floating_point() else server.double()
     total = sum(weight for _, _, weight in holding)
     if all(reply.plan[name].whole for reply, name, _ in holding):
-        change = torch.zeros_like(exact)
+        change, one = torch.zeros_like(exact), torch.empty_like(exact)
         for reply, name, weight in holding:
-            change.add_(reply.change(name).to(exact), alpha=weight / total)
+            torch.sub(reply.tensors[name], reply.reference[name], out=one)
+            change.add_(one, alpha=weight / total)
         return _like(server, exact + change), len(holding)
     # Along axes that all take whole, everybody's share is the same: there the sums need one place only.
     pieces = [reply.plan[name] for reply, name, _ in holding]

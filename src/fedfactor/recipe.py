@@ -79,6 +79,7 @@ class EvaluateTable:
 
     every: int = Rounds.evaluate_every
     clients: Literal["none", "selected", "all"] = Rounds.evaluate_clients
+    limit: int = Rounds.evaluate_limit
     target: float | None = Rounds.target
     joules_per_byte: float | None = Rounds.joules_per_byte
 
@@ -295,6 +296,7 @@ def _rounds(where: str, tables: Table) -> Rounds:
         lambda: Rounds(
             evaluate_every=measured.every,
             evaluate_clients=measured.clients,
+            evaluate_limit=measured.limit,
             target=measured.target,
             joules_per_byte=measured.joules_per_byte,
         ),

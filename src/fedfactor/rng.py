@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -22,3 +24,19 @@ def torch_rng(seed: int, purpose: str, round: int = 0, client: int | str = "") -
 def numpy_rng(seed: int, purpose: str, round: int = 0, client: int | str = "") -> np.random.Generator:
     """Return a numpy generator."""
     return np.random.Generator(np.random.PCG64(derive(seed, purpose, round, client)))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's own generators, the CPU's and a device's; the CPU's goes back to where it was.
+
+    `torch.manual_seed` seeds every kind of device, and for those that are absent it keeps a stack trace each time.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    if device is not None and device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)

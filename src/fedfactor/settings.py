@@ -176,6 +176,8 @@ class Rounds:
     """Rounds between evaluations; the last round is always evaluated. 0: only the last."""
     evaluate_clients: Literal["none", "selected", "all"] = "selected"
     """Whose own test data personal models are measured on."""
+    evaluate_limit: int = 0
+    """Most clients that stand for all, in measuring and in gathering norm statistics: always the same. 0: all do."""
     target: float | None = None
     """Accuracy at which rounds, bytes and operations are noted."""
     joules_per_byte: float | None = None
@@ -184,6 +186,7 @@ class Rounds:
     def __post_init__(self) -> None:
         check_number("rounds", self.rounds, 0, whole=True)
         check_number("evaluate_every", self.evaluate_every, 0, whole=True)
+        check_number("evaluate_limit", self.evaluate_limit, 0, whole=True)
         check_choice("evaluate_clients", self.evaluate_clients, ("none", "selected", "all"))
         if isinstance(self.cohort, float) and not 0 < self.cohort <= 1:
             raise ValueError(f"a cohort given as a share must lie in (0, 1], got {self.cohort:g}")
@@ -200,6 +203,13 @@ class Rounds:
         """Draw the clients of a round; the same for every method."""
         drawn = numpy_rng(seed, "cohort", round).choice(population, size=self.cohort_size(population), replace=False)
         return [int(client) for client in drawn]
+
+    def measured(self, seed: int, population: int) -> list[int]:
+        """Return the clients that stand for all when something is measured on everybody, in ascending order."""
+        if not 0 < self.evaluate_limit < population:
+            return list(range(population))
+        drawn = numpy_rng(seed, "measured").choice(population, size=self.evaluate_limit, replace=False)
+        return sorted(int(client) for client in drawn)
 
     def cohort_size(self, population: int) -> int:
         """Return how many clients take part in a round."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedfactor.plan import Tensors
-from fedfactor.wire import Message, decode, encode
+from fedfactor.wire import Bytes, Message, decode, encode
 
 
 class States(Protocol):
@@ -34,14 +34,14 @@ class States(Protocol):
         ...
 
 
-Changes = Mapping[str, Mapping[int, bytes]]
+Changes = Mapping[str, Mapping[int, Bytes]]
 """New states, by section and client."""
 
 
 class Store(States, Protocol):
     """Client states by client and section, and the server's last commit."""
 
-    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
+    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
         """Make a round's outcome the committed one, all at once."""
         ...
 
@@ -60,7 +60,7 @@ class Overlay:
     def read(self, section: str, client: int) -> bytes | None:
         """Return the new state of a client, or its old one."""
         new = self.changes.get(section, {}).get(client)
-        return self.store.read(section, client) if new is None else new
+        return self.store.read(section, client) if new is None else bytes(new)
 
     def holds(self, section: str, client: int) -> bool:
         """Tell whether a client has a new or an old state."""
@@ -90,11 +90,12 @@ class MemoryStore:
         """Return all clients with a state."""
         return sorted(self._states.get(section, {}))
 
-    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
+    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
         """Take over a round's outcome."""
         for section, mine in states.items():
-            self._states.setdefault(section, {}).update(mine)
-        self._last = server, info
+            kept = {client: bytes(state) for client, state in mine.items()}  # which nobody can write to
+            self._states.setdefault(section, {}).update(kept)
+        self._last = bytes(server), info
 
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
         """Return the last commit."""
@@ -141,7 +142,7 @@ class DiskStore:
         """Return all clients with a committed state."""
         return sorted(client for name, client in self._versions if name == section)
 
-    def commit(self, version: int, states: Changes, server: bytes, info: dict[str, Any]) -> None:
+    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
         """Write the new files, then the pointer that makes them count, then remove what they replace."""
         for section, mine in states.items():
             for client, data in mine.items():
@@ -213,7 +214,7 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: Bytes) -> None:
     """Write a file and wait until the disk has it."""
     with path.open("wb") as file:
         file.write(data)
@@ -260,7 +261,7 @@ class HeldTensors(Mapping[int, Tensors]):
         return len(self._store.clients(self._section))
 
 
-def pack(tensors: Tensors) -> bytes:
+def pack(tensors: Tensors) -> Bytes:
     """Write tensors as the bytes a store keeps."""
     return encode(Message("state", {}, tensors))
 

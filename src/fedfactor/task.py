@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,41 @@ class AsStored:
 
 
 @dataclass(frozen=True)
+class Virtual(Sequence[Tensor]):
+    """A population of any size over the same examples: a client's positions are worked out when they are asked for.
+
+    Takes the place of a list in `FederatedData`. `positions` must answer the same for the same client every time.
+    """
+
+    clients: int
+    positions: Callable[[int], Tensor]
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @overload
+    def __getitem__(self, client: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, client: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(*client.indices(self.clients))]
+        if not 0 <= client < self.clients:
+            raise IndexError(f"there is no client {client} in a population of {self.clients}")
+        return self.positions(client)
+
+    def some(self) -> list[int]:
+        """Return a few clients spread over the population: those that are checked and fingerprinted for all."""
+        return sorted({round(share * (self.clients - 1) / 15) for share in range(16)})
+
+
+@dataclass(frozen=True)
 class FederatedData:
     """Examples, and who has which of them.
 
     Arrays are shared by all clients; a client is a list of positions. `central` is the test set of the global model;
-    `test_of` lists each client's own test examples within it, where there are any.
+    `test_of` lists each client's own test examples within it, where there are any. Instead of lists there may be
+    `Virtual` populations, of which a few clients are looked at beforehand.
     """
 
     train: Examples
@@ -78,8 +108,9 @@ class FederatedData:
     def fingerprint(self) -> str:
         """Tells splits apart: a hash of who trains on which examples, and of their targets."""
         digest = hashlib.blake2b(digest_size=8)
-        sizes = torch.tensor([len(part) for part in self.train_of])
-        for tensor in (sizes, torch.cat(list(self.train_of)), self.train[1]):
+        parts = list(_looked_at(self.train_of).values())
+        sizes = torch.tensor([len(part) for part in parts])
+        for tensor in (sizes, torch.cat(parts), self.train[1]):
             digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
@@ -198,10 +229,15 @@ def _check_examples(name: str, examples: Examples) -> None:
         raise ValueError(f"{name} has {len(examples[0])} inputs but {len(examples[1])} targets")
 
 
+def _looked_at(parts: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the positions of all clients, or of a few where all would be too many."""
+    return {client: parts[client] for client in (parts.some() if isinstance(parts, Virtual) else range(len(parts)))}
+
+
 def _check_parts(name: str, parts: Sequence[Tensor], examples: int, *, empty: bool) -> None:
-    if not len(parts):
+    if len(parts) < 1:
         raise ValueError(f"{name} lists no client")
-    for client, part in enumerate(parts):
+    for client, part in _looked_at(parts).items():
         if not len(part):
             if empty:
                 continue

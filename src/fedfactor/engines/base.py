@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedfactor.client import Setup
+from fedfactor.wire import Bytes
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,8 @@ class Job:
     """Bytes for one client, and the state it builds on."""
 
     client: int
-    message: bytes
-    state: bytes | None
+    message: Bytes
+    state: Bytes | None
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Done:
     """What came back: bytes and the client's new state, or the reason why nothing did."""
 
     client: int
-    reply: bytes | None
-    state: bytes | None = None
+    reply: Bytes | None
+    state: Bytes | None = None
     failure: str = ""
     seconds: float = 0.0
     """How long the client worked."""

@@ -1,20 +1,24 @@
 """Clients in worker processes: one a core, one torch thread each, the same bits as in one process.
 
 Workers come from a fork server that has torch loaded, so that a new one is there in a moment. Each has a pipe of its
-own: a process that is killed cannot take a shared lock with it. Large tensors of the task are mapped, not copied. A
+own: a process that is killed cannot take a shared lock with it. Large tensors of the task are mapped, not copied, and
+so are messages: through the pipe go only their sizes. Jobs are made one ahead of the workers, in the order given. A
 worker that dies is replaced and its job done again; a job that has killed three workers is given up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
+import mmap
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,11 +32,60 @@ from torch import Tensor
 
 from fedfactor.client import Setup, work
 from fedfactor.engines.base import Done, Job
+from fedfactor.wire import Bytes
 
 LIVES = 3
 """Workers that a job may kill before it counts as failed."""
 MAPPED = 1 << 20
 """Tensors of more bytes than this are mapped into the workers."""
+
+
+class Letters:
+    """Memory that two processes map: one writes bytes there, the other reads them in place."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("r+b", buffering=0)  # noqa: SIM115
+        self._map: Any = b""
+        self._room: memoryview | None = None
+
+    def room(self, size: int) -> memoryview:
+        """Return the place of the first part, to write it there and then to give it to `write`."""
+        self._room = self._places([size], grow=True)[0]
+        assert self._room is not None
+        return self._room
+
+    def write(self, *parts: Bytes | None) -> list[int]:
+        """Put parts in and return their sizes, which the reader has to be told."""
+        sizes = [-1 if part is None else len(part) for part in parts]
+        for place, part in zip(self._places(sizes, grow=True), parts, strict=True):
+            if place is not None and part is not None and part is not self._room:
+                place[:] = part
+        return sizes
+
+    def read(self, sizes: list[int]) -> list[memoryview | None]:
+        """Return where the parts are; they stay as they are until the writer writes again."""
+        return self._places(sizes)
+
+    def _places(self, sizes: list[int], *, grow: bool = False) -> list[memoryview | None]:
+        needed = sum(map(_padded, sizes))
+        if needed > len(self._map):
+            if grow:
+                self._file.truncate(needed + needed // 4)
+            self._map = mmap.mmap(self._file.fileno(), 0)
+        whole, found, position = memoryview(self._map), list[memoryview | None](), 0
+        for size in sizes:
+            found.append(None if size < 0 else whole[position : position + size])
+            position += _padded(size)
+        return found
+
+    def close(self) -> None:
+        """Let go of the file; what was read stays readable."""
+        self._file.close()
+
+
+def _padded(size: int) -> int:
+    """Round up to whole cache lines: tensors within a part must not straddle their own size."""
+    return -(-max(size, 0) // 64) * 64
 
 
 @dataclass
@@ -41,8 +94,24 @@ class Worker:
 
     process: BaseProcess
     pipe: Connection
+    down: Letters
+    up: Letters
+    shared: list[Any]
+    """What keeps the letters' memory alive."""
     job: Job | None = None
     started: float = 0.0
+
+    def take(self) -> tuple[Bytes | None, Bytes | None, str]:
+        """Return reply, new state and reason of failure; raises `EOFError` or `OSError` if the worker is dead."""
+        sizes, failure = self.pipe.recv()
+        reply, state = self.up.read(sizes)
+        # Copies: the worker's next answer goes to the same place.
+        return None if reply is None else bytearray(reply), None if state is None else bytes(state), failure
+
+    def dismiss(self) -> None:
+        """Close everything that leads to the process; it ends when its pipe does."""
+        for end in (self.pipe, self.down, self.up, *self.shared):
+            end.close()
 
 
 @dataclass
@@ -71,43 +140,47 @@ class Pool:
         if any(worker.job for worker in self._crew):  # an earlier round was given up half way
             self.close()
         self._prepare(setup)
-        # The longest jobs first, so that none of them is left alone at the end.
-        sizes = setup.task.data.train_of
-        waiting = sorted(jobs, key=lambda job: len(sizes[job.client]))
+        coming, ready = iter(jobs), list[Job]()
         deaths: dict[int, int] = {}
-        while waiting or any(worker.job for worker in self._crew):
+        while True:
             for worker in self._crew:
-                if worker.job is None and waiting:
-                    self._give(worker, waiting.pop())
+                if worker.job is None and (ready or (ready := list(islice(coming, 1)))):
+                    self._give(worker, ready.pop())
             busy = {worker.pipe: worker for worker in self._crew if worker.job is not None}
+            if not busy:
+                return
+            ready = ready or list(islice(coming, 1))  # made while the workers are busy
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 job = worker.job
                 assert job is not None
                 try:
-                    answer = worker.pipe.recv()
+                    reply, state, failure = worker.take()
                 except (EOFError, OSError):
                     self._replace(worker)
                     deaths[job.client] = deaths.get(job.client, 0) + 1
                     if deaths[job.client] < LIVES:
-                        waiting.append(job)
+                        ready.append(job)
                     else:
                         yield Done(job.client, None, failure=f"killed {LIVES} worker processes")
                     continue
-                worker.job = None
-                reply, state, failure = answer
-                yield Done(job.client, reply, state, failure, perf_counter() - worker.started)
+                seconds, worker.job = perf_counter() - worker.started, None
+                if ready:
+                    self._give(worker, ready.pop())
+                yield Done(job.client, reply, state, failure, seconds)
 
     def close(self) -> None:
         """End the workers."""
         for worker in self._crew:
-            worker.pipe.close()  # they end when their pipe does
+            worker.dismiss()
         for worker in self._crew:
             worker.process.join(5)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
         self._crew.clear()
+        for handle in self._shared:
+            handle.close()
         self._shared.clear()
         self._setup = None
 
@@ -127,14 +200,16 @@ class Pool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fedfactor.engines.pool"])
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._payload), daemon=True)
+        shared: list[Any] = []
+        down, up = _share(shared), _share(shared)
+        process = context.Process(target=_serve, args=(theirs, self._payload, down, up), daemon=True)
         with _without_main():
             process.start()
         theirs.close()
-        return Worker(process, ours)
+        return Worker(process, ours, Letters(down), Letters(up), shared)
 
     def _replace(self, worker: Worker) -> None:
-        worker.pipe.close()
+        worker.dismiss()
         worker.process.kill()
         worker.process.join()
         self._crew[self._crew.index(worker)] = self._hire()
@@ -142,22 +217,40 @@ class Pool:
     def _give(self, worker: Worker, job: Job) -> None:
         worker.job, worker.started = job, perf_counter()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found out, and mended, when we wait for it
-            worker.pipe.send((job.message, job.state))
+            worker.pipe.send(worker.down.write(job.message, job.state))
 
 
-def _serve(pipe: Connection, payload: bytes) -> None:
+def _serve(pipe: Connection, payload: bytes, down: str, up: str) -> None:
     """Be a worker: do jobs until the pipe ends."""
     torch.set_num_threads(1)
+    _keep_freed_memory()
     setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
+    jobs, answers = Letters(down), Letters(up)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            message, state = pipe.recv()
+            message, state = jobs.read(pipe.recv())
+            assert message is not None
             try:
-                reply, new = work(setup, message, state)
+                reply, new = work(setup, message, state, answers.room)
             except Exception as error:  # a client's failure costs its own update only
-                pipe.send((None, None, f"{type(error).__name__}: {error}"))
+                pipe.send((answers.write(None, None), f"{type(error).__name__}: {error}"))
             else:
-                pipe.send((reply, new, ""))
+                pipe.send((answers.write(reply, new), ""))
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep freed memory for the next step, which needs as much again, where it knows how to.
+
+    By default it gives large blocks back to the system, which fills new ones with zeros, page by page.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Their numbers in glibc's malloc.h."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -173,18 +266,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(thing)
 
     def _place(self, tensor: Tensor) -> str:
-        """Write a tensor where other processes can map it: memory without a name, or else a temporary file."""
+        """Write a tensor where other processes can map it."""
         raw = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        if hasattr(os, "memfd_create"):
-            handle: Any = os.fdopen(os.memfd_create("fedfactor"), "wb")
-            path = f"/proc/{os.getpid()}/fd/{handle.fileno()}"
-        else:
-            handle = tempfile.NamedTemporaryFile("wb")  # noqa: SIM115
-            path = handle.name
-        handle.write(raw)
-        handle.flush()
-        self._kept.append(handle)  # lives, and with it the memory, as long as the pool
+        path = _share(self._kept)
+        self._kept[-1].write(raw)
+        self._kept[-1].flush()
         return path
+
+
+def _share(kept: list[Any]) -> str:
+    """Make a file that other processes can map: memory without a name, or else a temporary file.
+
+    It lives as long as its handle, which is put into `kept`.
+    """
+    if hasattr(os, "memfd_create"):
+        kept.append(os.fdopen(os.memfd_create("fedfactor"), "wb"))
+        return f"/proc/{os.getpid()}/fd/{kept[-1].fileno()}"
+    kept.append(tempfile.NamedTemporaryFile("wb"))  # noqa: SIM115
+    return str(kept[-1].name)
 
 
 def _mapped(path: str, dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -191,7 +191,7 @@ class Method:
     def keep(self, network: nn.Module) -> Tensors:
         """Return what stays on the client until its next round."""
         private = self.private_names(network)
-        return {name: tensor for name, tensor in tensors_of(network).items() if name in private}
+        return {name: tensor for name, tensor in tensors_of(network).items() if name in private} if private else {}
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         """Return plain numbers about this client's training, for `observe`: they leave the client, so keep them few."""

@@ -1,16 +1,18 @@
 """Messages, their bytes, and the codecs that make them smaller."""
 
 from fedfactor.wire.codecs import Codec, FedPAQ, Float16, Float32, Int8, TopK
-from fedfactor.wire.message import BadMessage, Message, decode, encode, expect, finite, read_weights
+from fedfactor.wire.message import BadMessage, Bytes, Message, Room, decode, encode, expect, finite, read_weights
 
 __all__ = [
     "BadMessage",
+    "Bytes",
     "Codec",
     "FedPAQ",
     "Float16",
     "Float32",
     "Int8",
     "Message",
+    "Room",
     "TopK",
     "decode",
     "encode",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ MOST_ELEMENTS = 1 << 48
 MOST_AXES = 16
 
 
+Bytes = bytes | bytearray | memoryview
+"""What holds an encoded message. Tensors decoded from bytes that can be written to are views of them."""
+
+
 class BadMessage(ValueError):
     """Bytes that are not a message, or not the one expected; the text says why."""
 
@@ -52,8 +56,15 @@ class Message:
     tensors: Tensors = field(default_factory=dict)
 
 
-def encode(message: Message) -> bytes:
-    """Write a message as bytes; equal messages give equal bytes."""
+Room = Callable[[int], memoryview]
+"""Gives so many bytes that can be written to."""
+
+
+def encode(message: Message, room: Room | None = None) -> Bytes:
+    """Write a message as bytes, into `room` if there is one; equal messages give equal bytes.
+
+    They can be written to, so that decoding them copies nothing.
+    """
     header: dict[str, Any] = {
         "__metadata__": {
             "fedfactor": FORMAT,
@@ -76,14 +87,21 @@ def encode(message: Message) -> bytes:
     if len(text) > LONGEST_HEADER:
         raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
     text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
-    return b"".join([len(text).to_bytes(8, "little"), text, *views])
+    parts = [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
+    if room is None:
+        return bytearray().join(parts)
+    data, begin = room(sum(map(len, parts))), 0
+    for part in parts:
+        data[begin : begin + len(part)] = part
+        begin += len(part)
+    return data
 
 
 def _raw(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
 
 
-def decode(data: bytes | bytearray | memoryview) -> Message:
+def decode(data: Bytes) -> Message:
     """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
     metadata, tensors = _open(data)
     if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:

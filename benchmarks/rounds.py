@@ -1,0 +1,68 @@
+"""Seconds a round of whole federations against the plain PyTorch loop, in turn in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from benchmarks.harness import emit, note
+from benchmarks.plain import loops
+from benchmarks.workloads import CIFAR, LOGISTIC, Workload
+from fedfactor import simulate
+from fedfactor.engines import Engine, Inline, Pool
+from fedfactor.task import FederatedData
+
+
+def seconds_a_round(
+    work: Workload, engine: Engine, rounds: int, variants: dict[str, dict[str, Any]], warmup: int = 2
+) -> dict[str, float]:
+    """Run a federation, and a round of each plain loop after each of its rounds; return the medians of all."""
+    inputs, labels = work.data()
+    data = FederatedData((inputs, labels), [work.rows(client) for client in range(work.users)])
+    times: dict[str, list[float]] = {"fedfactor": [], **{name: [] for name in variants}}
+    with loops(work, (inputs, labels), variants) as plain:
+        start = [time.perf_counter()]
+
+        def after(event: dict[str, Any]) -> None:
+            if event["event"] == "round":  # from the end of the last one's turn: the commit in between is counted
+                times["fedfactor"].append(time.perf_counter() - start[0])
+                for name, loop in plain.items():
+                    begin = time.perf_counter()
+                    loop.round()
+                    times[name].append(time.perf_counter() - begin)
+            start[0] = time.perf_counter()
+
+        simulate(
+            work.build, data, engine=engine, on_event=after, rounds=warmup + rounds, cohort=work.cohort,
+            batch=work.batch, lr=work.lr, evaluate_every=0, evaluate_clients="none",
+        )  # fmt: skip
+    for name, each in times.items():
+        note(f"{work.name}, {name}: " + " ".join(f"{1e3 * seconds:.0f}" for seconds in each) + " ms")
+    return {name: statistics.median(each[warmup:]) for name, each in times.items()}
+
+
+TWO = {
+    "plain": {"workers": 2, "fused": False},
+    "plain, fused SGD": {"workers": 2, "fused": True},
+    "plain, fused SGD, channels last": {"workers": 2, "fused": True, "channels_last": True},
+}
+
+
+def run() -> None:
+    with Pool(2) as pool:
+        found = seconds_a_round(CIFAR, pool, 9, TWO)
+    _report("cifar_2_workers", found, "<= 1.0")
+    one = {"plain": {"workers": 0, "fused": False}, "plain, fused SGD": {"workers": 0, "fused": True}}
+    _report("logistic_inline", seconds_a_round(LOGISTIC, Inline(), 60, one, 10), "<= 1.3")
+    with Pool(2) as pool:
+        found = seconds_a_round(LOGISTIC, pool, 60, {name: TWO[name] for name in one}, 10)
+    _report("logistic_2_workers", found, "<= 1.3")
+
+
+def _report(name: str, found: dict[str, float], target: str) -> None:
+    note(f"{name}: " + ", ".join(f"{key} {1e3 * value:.1f} ms" for key, value in found.items()))
+    emit(f"{name}_seconds", found["fedfactor"], "s a round", "none, for comparison")
+    for key, value in found.items():
+        if key != "fedfactor":
+            emit(f"{name}_over_{key.replace(', ', '_').replace(' ', '_')}", found["fedfactor"] / value, "ratio", target)
