@@ -9,30 +9,70 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedfactor.engines import Pool
+from fedfactor.client import Setup
+from fedfactor.engines import Done, Job, Pool
+from fedfactor.engines.pool import Letters, share
 from fedfactor.methods import HeteroFL
 from fedfactor.registry import entries
 from tests.conformance.tiny import Tiny, data, run
 
 
 @pytest.mark.parametrize("method", list(entries("methods")))
-def test_same_bits_as_inline(method: str) -> None:
+def test_same_bits_as_inline_for_any_number_of_workers(method: str) -> None:
     settings = {"data": data(even=False), "evaluate_clients": "all", "cohort": 5}
+    expected = run(method, **settings).summary
+    for workers in (1, 2, 4):
+        with Pool(workers) as pool:
+            assert run(method, engine=pool, **settings).summary == expected, f"{workers} workers"
+
+
+def test_states_of_all_kinds_come_and_go() -> None:
+    settings = {"optimizer": "scaffold", "codec": "topk", "rounds": 3, "cohort": 5}
     with Pool(2) as pool:
-        assert run(method, engine=pool, **settings).summary == run(method, **settings).summary
+        assert run("pfedpara", engine=pool, **settings).summary == run("pfedpara", **settings).summary
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_any_number_of_workers(workers: int) -> None:
-    with Pool(workers) as pool:
-        assert (
-            run("pfedpara", engine=pool, optimizer="scaffold").summary == run("pfedpara", optimizer="scaffold").summary
-        )
+def test_jobs_are_made_when_they_are_needed() -> None:
+    """A round of many clients must not hold all their messages at once."""
+    made, done = [0], [0]
+
+    class Watching(Pool):
+        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+            def counted() -> Iterator[Job]:
+                for job in jobs:
+                    made[0] += 1
+                    assert made[0] - done[0] <= 4, "more than two workers' jobs and one ahead"
+                    yield job
+
+            for answer in super().run(setup, counted()):
+                done[0] += 1
+                yield answer
+
+    with Watching(2) as pool:
+        run(engine=pool, rounds=1, cohort=6, evaluate_clients="none")
+    assert done == made == [6]
+
+
+def test_letters_grow_and_are_read_in_place() -> None:
+    kept: list[Any] = []
+    path = share(kept)
+    writer, reader = Letters(path), Letters(path)
+    for parts in ([b"abc", None], [b"x" * 1000, b"yz"], [b"", b"z" * 100000], [b"abc", b"de"]):
+        found = reader.read(writer.write(*parts))
+        assert [None if part is None else bytes(part) for part in found] == parts
+    place = writer.room(5)
+    place[:] = b"hello"
+    found = reader.read(writer.write(place, b"w" * (1 << 20)))  # grows after the first part is in
+    assert [bytes(part) for part in found if part is not None] == [b"hello", b"w" * (1 << 20)]
+    for end in (writer, reader, *kept):
+        end.close()
 
 
 def test_calibration_runs_in_workers_too() -> None:

@@ -201,7 +201,7 @@ class Pool:
         context.set_forkserver_preload(["fedfactor.engines.pool"])
         ours, theirs = context.Pipe()
         shared: list[Any] = []
-        down, up = _share(shared), _share(shared)
+        down, up = share(shared), share(shared)
         process = context.Process(target=_serve, args=(theirs, self._payload, down, up), daemon=True)
         with _without_main():
             process.start()
@@ -268,13 +268,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _place(self, tensor: Tensor) -> str:
         """Write a tensor where other processes can map it."""
         raw = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        path = _share(self._kept)
+        path = share(self._kept)
         self._kept[-1].write(raw)
         self._kept[-1].flush()
         return path
 
 
-def _share(kept: list[Any]) -> str:
+def share(kept: list[Any]) -> str:
     """Make a file that other processes can map: memory without a name, or else a temporary file.
 
     It lives as long as its handle, which is put into `kept`.
