@@ -177,9 +177,11 @@ def test_ranks_and_picks_are_logged() -> None:
     assert effective_rank(torch.ones(7)) == pytest.approx(7) and effective_rank(torch.tensor([3.0, 0.0])) == 1
 
 
-def test_the_server_s_full_model_is_measured_and_smaller_ones_can_be_had() -> None:
+def test_the_server_s_full_model_is_measured_and_smaller_ones_are_its_first_channels() -> None:
     result = run("prism", capacities={0.5: 1.0})
-    assert list(result.history[-1]["global"]) == ["1"]
+    assert list(result.history[-1]["global"]) == ["1", "0.5"]
+    small, full = tensors_of(result.model_at(0.5))["conv2.weight"], result.server.tensors["conv2.weight"]
+    torch.testing.assert_close(small, full[:8, :4], rtol=1e-4, atol=1e-5)
     assert sum(p.numel() for p in result.model_at(0.5).parameters()) < sum(
         p.numel() for p in result.model_at(1.0).parameters()
     )

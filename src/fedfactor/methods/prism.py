@@ -18,7 +18,7 @@ from fedfactor.models.width import Multiple
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
+from fedfactor.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, pull, slice_plan
 from fedfactor.registry import described, register
 
 SMALL = 0.2
@@ -38,8 +38,10 @@ class PriSM(Spectral):
 
     Channels are those of the task's model at this width, so any model that has a width can be trained. PriSM-O2 puts
     out min(N, 2 r) channels where the model counts them by `models.scaled`. Shapes of Table 1 need a stem of full width
-    and sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`). The server's full model is what is
-    used and measured; a smaller one has its leading kernels.
+    and sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`).
+
+    The server's full model is measured, and its channels at every capacity with all their kernels. Where nobody trains
+    more than the first channels, the others stay as they were drawn, and the full model carries them along.
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
     of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
@@ -115,6 +117,22 @@ class PriSM(Spectral):
         clocks = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
         return (clocks - kappa * sigma.double().log()).argsort(stable=True)[:count]
 
+    def download(
+        self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
+    ) -> Tensors:
+        """Send the kernels of the plan; where a model is to be used, the client's channels with all their kernels.
+
+        r kernels of r outputs are no less than the dense layer of these channels, which is split anew.
+        """
+        down = pull(view, plan)
+        for layer, name in dense_names(network).items():
+            u, v = plan[f"{layer}.u"].index, plan[f"{layer}.v"].index
+            if isinstance(v[0], int):
+                channels = Piece(name, (u[0], *v[1:])).take(view[name])
+                factors = ChannelSplit(rank=v[0]).from_dense(channels)
+                down |= {f"{layer}.{factor}": tensor for factor, tensor in factors.items()}
+        return down
+
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
@@ -143,13 +161,15 @@ class PriSM(Spectral):
         }
 
     def served(self, levels: Sequence[float]) -> list[float]:
-        """The server's full model is what training is for."""
-        return [1.0]
+        """The server's full model is what training is for; smaller ones are what the clients can carry."""
+        return sorted({1.0, *levels}, reverse=True)
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
-        """Return the dense model; below full capacity its leading kernels, composed."""
+        """Return the dense model; below full capacity its first channels."""
         if capacity < 1:
-            return super().deploy(server, network, capacity, kept)
+            view, who = self.prepare(server, {capacity: network}), Participant(-1, capacity, 0)
+            self.load(network, self.download(view, who, self.plan(view, who, network, None), {}, network), kept)
+            return compose(network)
         plain = compose(network)
         fill(plain, server)
         return plain
