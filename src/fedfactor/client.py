@@ -34,9 +34,21 @@ class Setup:
     optimizer: Optimizer
     codec: Codec
     training: Training
+    _forms: list[Setup] = field(default_factory=list)
     _networks: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
+
+    def at(self, round: int) -> Setup:
+        """Return the setup as it is in a round: another one where the method has another form then."""
+        method = self.method.at(round)
+        if method == self.method:
+            return self
+        found = next((form for form in self._forms if form.method == method), None)
+        if found is None:
+            found = Setup(self.task, method, self.optimizer, self.codec, self.training)
+            self._forms.append(found)
+        return found
 
     def network(self, capacity: float) -> nn.Module:
         """Return the network of a capacity: one object, refilled by whoever uses it.
@@ -114,8 +126,8 @@ class Context:
 def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
     """Do one job and return the reply (in `room`, if given) and the client's new state (`None`: unchanged)."""
     message = decode(job)
-    kept = sections(decode(state).tensors) if state else {}
     client, round = message.fields["client"], message.fields["round"]
+    kept, setup = kept_of(setup, state, round), setup.at(round)
     with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
         if message.kind == "train":
             return _train(setup, message, kept, room)
@@ -124,6 +136,15 @@ def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None
         if message.kind == "calibrate":
             return _calibrate(setup, message, kept), None
     raise ValueError(f"unknown kind of job {message.kind!r}")
+
+
+def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]:
+    """Read what a client kept, by section; what it kept of another form of the method is of no use any more."""
+    if not state:
+        return {}
+    message = decode(state)
+    same = setup.at(message.fields["round"]) is setup.at(round)
+    return sections(message.tensors) if same else {}
 
 
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
@@ -168,7 +189,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
         **_prefixed("optimizer", optimizer_state),
         **_prefixed("codec", codec_state),
     }
-    return encode(reply, room), encode(Message("state", {"client": ctx.client}, state)) if state else None
+    fields = {"client": ctx.client, "round": ctx.round}
+    return encode(reply, room), encode(Message("state", fields, state)) if state else None
 
 
 def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor import cost
-from fedfactor.client import sections
+from fedfactor.client import Setup, kept_of
 from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
@@ -29,7 +29,7 @@ class Evaluator:
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self._macs: dict[float, float] = {}
+        self._macs: dict[tuple[str, float], float] = {}
         self.moved = 0
         """Bytes that calibration and evaluation have moved, both ways, since this was last set to 0."""
         self.bad = 0
@@ -79,15 +79,15 @@ class Evaluator:
         """Put the measurements of a round into its event, where they are due; `store` has the round's outcome."""
         if not self.due(server.round):
             return
-        federation = self.federation
+        federation, method = self.federation, self.federation.setup.at(server.round).method
         central = federation.setup.task.data.central
         if central is not None and self._has_global_model():
-            levels = federation.setup.method.served(federation.capacities.levels)
+            levels = method.served(federation.capacities.levels)
             self.moved = 0
             event["global"] = {
                 f"{level:g}": federation.setup.task.evaluate(self.deployed(server, level), central) for level in levels
             }
-            if federation.setup.method.calibrates:
+            if method.calibrates:
                 event["bytes_calibration"] = self.moved
         if federation.rounds.evaluate_clients == "none":
             return
@@ -120,7 +120,7 @@ class Evaluator:
         self, kind: str, answer: str, server: Server, everyone: list[Participant], store: States
     ) -> dict[int, Message]:
         """Send everybody a job and return the good answers by client, in ascending order; bad ones are left out."""
-        federation, setup = self.federation, self.federation.setup
+        federation, setup = self.federation, self.federation.setup.at(server.round)
         capacities = {who.capacity for who in everyone}
         view = setup.method.prepare(server.tensors, {capacity: setup.network(capacity) for capacity in capacities})
         asked = {who.client: who for who in everyone}
@@ -132,7 +132,7 @@ class Evaluator:
                 yield job
 
         jobs = federation.jobs(kind, server, view, everyone, store=store)
-        for done in federation.engine.run(setup, counted(jobs)):
+        for done in federation.engine.run(federation.setup, counted(jobs)):
             self.moved += len(done.reply or b"")
             try:
                 if done.client not in asked:
@@ -151,16 +151,15 @@ class Evaluator:
 
     def deployed(self, server: Server, capacity: float) -> nn.Module:
         """Return the server's model at a capacity as a plain module, with its norm statistics."""
-        setup = self.federation.setup
+        setup = self.federation.setup.at(server.round)
         kept = {} if self._has_global_model() else setup.kept(capacity)
         model = setup.method.deploy(server.tensors, setup.network(capacity), capacity, kept)
         return with_statistics(model, self._statistics(server, capacity)) if setup.method.calibrates else model
 
     def personal(self, server: Server, who: Participant) -> nn.Module:
         """Return a client's own model as a plain module."""
-        setup, store = self.federation.setup, self.federation.store
-        state = store.read("client", who.client)
-        kept = sections(decode(state).tensors).get("kept") if state else None
+        setup, store = self.federation.setup.at(server.round), self.federation.store
+        kept = kept_of(self.federation.setup, store.read("client", who.client), server.round).get("kept")
         network, tensors = setup.network(who.capacity), server.tensors
         if setup.method.space == "personal":  # what the server has of this client's own
             plan = setup.method.plan(tensors, who, network, None)
@@ -183,20 +182,20 @@ class Evaluator:
         server.statistics[capacity] = summed
         return summed
 
-    def macs(self, capacity: float) -> float:
-        """Return the forward multiply-accumulates of a training example of a client of this capacity."""
-        passes = self.federation.setup.method.passes(capacity)
-        return sum(count * self._forward_macs(level) for level, count in passes.items())
+    def macs(self, capacity: float, round: int = 0) -> float:
+        """Return the forward multiply-accumulates of a training example of a client of this capacity in a round."""
+        setup = self.federation.setup.at(round)
+        return sum(count * self._forward_macs(setup, level) for level, count in setup.method.passes(capacity).items())
 
-    def _forward_macs(self, capacity: float) -> float:
+    def _forward_macs(self, setup: Setup, capacity: float) -> float:
         """Count one pass of one example; a batch composes its weights once."""
-        if capacity not in self._macs:
-            setup = self.federation.setup
+        key = repr(setup.method), capacity
+        if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
             example = data.transform.test(data.train[0][: setup.training.batch])
             first = next(iter(network.parameters()), torch.empty(0))
-            self._macs[capacity] = cost.measure(network, like(example, first)).macs / len(example)
-        return self._macs[capacity]
+            self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+        return self._macs[key]
 
     def links(self, down: int, up: int, busy: float, clients: int) -> dict[str, Any]:
         """Return seconds of a round on slow links, and its energy where the recipe says what a byte costs."""

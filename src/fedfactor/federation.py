@@ -148,10 +148,10 @@ class Federation:
             torch.set_num_threads(threads)
 
     def _start(self) -> Server:
-        setup, tensors = self.setup, self._first_tensors(self.setup)
-        weights = setup.method.weight_names(setup.network, tensors)
-        optimizer = setup.optimizer.start({name: t for name, t in tensors.items() if name in weights})
-        server = Server(0, tensors, optimizer, {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0})
+        setup = self.setup.at(0)
+        tensors = self._first_tensors(setup)
+        totals: dict[str, float] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
+        server = Server(0, tensors, self._first_state(setup, tensors), totals)
         self._note({"event": "start", "protocol": self.evaluator.protocol()})
         self._commit(server, {})
         return server
@@ -161,11 +161,15 @@ class Federation:
         start = setup.method.start(setup.network, self.capacities.levels)
         return {name: _wide(tensor.cpu()) for name, tensor in start.items()}
 
+    def _first_state(self, setup: Setup, tensors: Tensors) -> State:
+        weights = setup.method.weight_names(setup.network, tensors)
+        return setup.optimizer.start({name: tensor for name, tensor in tensors.items() if name in weights})
+
     @cached_property
     def first(self) -> Tensors:
         """The server's tensors before the first round; computed again when somebody asks, since networks are reused."""
         setup = self.setup
-        return self._first_tensors(Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training))
+        return self._first_tensors(Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training).at(0))
 
     def _resume(self) -> Server | None:
         last = self.store.last()
@@ -206,7 +210,7 @@ class Federation:
             raise ValueError(f"this run was started with other settings: {'; '.join(changed)}")
 
     def _round(self, server: Server) -> Server:
-        setup, start, t = self.setup, time.perf_counter(), server.round
+        setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
         clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
         cohort = [self.participant(client, t) for client in clients]
         view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity) for who in cohort})
@@ -215,11 +219,11 @@ class Federation:
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
         self._check_finite(t, tensors, optimizer)
-        macs = round(sum(self.evaluator.macs(r.capacity) * r.samples for r in replies) * setup.training.epochs)
+        macs = round(sum(self.evaluator.macs(r.capacity, t) * r.samples for r in replies) * setup.training.epochs)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
         totals = {key: server.totals[key] + value for key, value in cost.items()}
         totals["failures"] = server.totals["failures"] + len(answers.failures)
-        new = Server(t + 1, tensors, optimizer, totals)
+        new = self._formed(Server(t + 1, tensors, optimizer, totals))
         event = {
             "event": "round",
             "round": t + 1,
@@ -243,6 +247,14 @@ class Federation:
         self._note(event)
         self._commit(new, changes)
         return new
+
+    def _formed(self, server: Server) -> Server:
+        """Give the server the form of its coming round; with a new form the optimizer starts anew."""
+        before, now = self.setup.at(server.round - 1), self.setup.at(server.round)
+        if now is before:
+            return server
+        tensors = now.method.convert(server.tensors, before.network(1.0))
+        return replace(server, tensors=tensors, optimizer=self._first_state(now, tensors))
 
     def _ask(self, server: Server, view: Tensors, cohort: list[Participant]) -> Answers:
         """Send the cohort its jobs and sort what comes back; replies are folded in the cohort's order."""
@@ -273,7 +285,7 @@ class Federation:
 
     def _step(self, server: Server, view: Tensors, replies: list[Reply]) -> tuple[Tensors, State]:
         """Aggregate in the server's space; weights take the optimizer's step, buffers the mean."""
-        setup = self.setup
+        setup = self.setup.at(server.round)
         counted = [replace(r, samples=1) for r in replies] if setup.optimizer.uniform else replies
         mean, held = setup.method.aggregate(server.tensors, view, counted, setup.network)
         names = setup.method.weight_names(setup.network, server.tensors)
@@ -311,7 +323,7 @@ class Federation:
 
         `store` takes the place of the federation's own where a round's outcome is not committed yet.
         """
-        setup, training, store = self.setup, self.setup.training, store or self.store
+        setup, training, store = self.setup.at(server.round), self.setup.training, store or self.store
         held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
         for who in cohort:
@@ -341,7 +353,7 @@ class Federation:
             return Failure(round, done.client, str(error))
 
     def _checked(self, message: Message, asked: Asked, round: int) -> tuple[Reply, dict[str, Any]]:
-        setup, who = self.setup, asked.who
+        setup, who = self.setup.at(round), asked.who
         report = check_report("trained", message, who, round)
         found = sections(message.tensors)
         model, extras = found.pop("model", {}), found.pop("extra", {})

@@ -23,6 +23,8 @@ OPTIMIZERS = list(entries("optimizers"))
 CODECS = list(entries("codecs"))
 
 LEVELS = {1.0: 0.5, 0.5: 0.5}
+FIELDS = {"pufferfish": {"warmup": 1}}
+"""Settings of a method under which a short run shows all that it does."""
 
 
 class Tiny(nn.Module):
@@ -59,6 +61,8 @@ def run(method: Any = "fedavg", **settings: Any) -> Result:
         "rounds": 2, "cohort": 3, "epochs": _epochs(method), "batch": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
     }  # fmt: skip
     chosen.update(settings)
+    if isinstance(method, str):
+        method = create("methods", method, **FIELDS.get(method, {}))
     return fedfactor.simulate(chosen.pop("model", Tiny), chosen.pop("data", data()), method=method, **chosen)
 
 

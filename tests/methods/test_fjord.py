@@ -112,8 +112,8 @@ def test_distillation_by_its_definition() -> None:
 def test_options_act_and_passes_are_counted() -> None:
     plain, taught = run(FjORD()), run(FjORD(distill=True))
     assert plain.summary["weights_sha256"] != taught.summary["weights_sha256"]
-    evaluator = plain.federation.evaluator
-    full, half = evaluator._forward_macs(1.0), evaluator._forward_macs(0.5)
+    evaluator, setup = plain.federation.evaluator, plain.federation.setup
+    full, half = evaluator._forward_macs(setup, 1.0), evaluator._forward_macs(setup, 0.5)
     assert half < full
     assert evaluator.macs(1.0) == (full + half) / 2 and evaluator.macs(0.5) == half
     assert taught.federation.evaluator.macs(1.0) == full + (full + half) / 2

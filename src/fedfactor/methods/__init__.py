@@ -20,6 +20,7 @@ from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.methods.origdrop import OrigDrop
 from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
+from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
 
 __all__ = [
@@ -48,5 +49,6 @@ __all__ = [
     "Participant",
     "Phase",
     "PriSM",
+    "Pufferfish",
     "Slim",
 ]

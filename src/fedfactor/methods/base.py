@@ -105,6 +105,14 @@ class Method:
         """Return this method as it is for a run with these capacity levels; asked once, before anything else."""
         return self
 
+    def at(self, round: int) -> Method:
+        """Return this method as it is in a round, counted from 0: networks may change their form on the way."""
+        return self
+
+    def convert(self, server: Tensors, before: nn.Module) -> Tensors:
+        """Return the server's tensors in this form, given them and the full network of the form before."""
+        raise NotImplementedError
+
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Return the network that a client of this capacity trains; `build(width)` makes the task's model."""
         return build(1.0)
