@@ -116,13 +116,17 @@ def run(
     resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
     folder = out or Path("runs") / next(iter(resolved.values())).tables["name"]
     found = {}
-    with Progress(console, quiet) as progress, Pool(workers) as pool:
-        for name, one in resolved.items():
-            where = folder / name if "sweep" in tables else folder
-            on_event = progress.start(name, one.rounds.rounds)
-            with_engine = pool if engine == "pool" else Inline()
-            result = run_recipe(one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event)
-            found[name] = summary(result)
+    try:
+        with Progress(console, quiet) as progress, Pool(workers) as pool:
+            for name, one in resolved.items():
+                where = folder / name if "sweep" in tables else folder
+                on_event = progress.start(name, one.rounds.rounds)
+                with_engine = pool if engine == "pool" else Inline()
+                result = run_recipe(one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event)
+                found[name] = summary(result)
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command with --resume carries on")
+        raise typer.Exit(130) from None
     if not quiet:
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
 
@@ -157,6 +161,12 @@ def data_show(
     console.print(draw(federated(dataset, **resolved["partition"]), dataset.class_names, title=name))
 
 
+def _complain(sentence: str, kind: str = "") -> None:
+    """Write a red sentence to standard error."""
+    head = f"[bold red]{kind}:[/] " if kind else ""
+    Console(stderr=True, soft_wrap=True).print(f"{head}[red]{escape(sentence)}[/]")
+
+
 def main() -> None:
     """Run the command line."""
     try:
@@ -164,5 +174,5 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]{type(error).__name__}:[/] [red]{escape(str(error))}[/]")
+        _complain(str(error), type(error).__name__)
         sys.exit(2)

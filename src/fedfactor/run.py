@@ -306,7 +306,7 @@ class Run:
 
     def clients(self) -> list[int]:
         """Return the clients that hold a state."""
-        return self._store().clients("client")
+        return self._steady(lambda: self._store().clients("client"))
 
     def private(self, client: int) -> dict[str, Tensors]:
         """Return what a client holds: `kept` are its private tensors, `optimizer` and `codec` what those keep on it.

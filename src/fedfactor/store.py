@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedfactor.plan import Tensors
-from fedfactor.wire import Bytes, Message, decode, encode
+from fedfactor.wire import BadMessage, Bytes, Message, decode, encode
 
 
 class States(Protocol):
@@ -193,8 +193,23 @@ class DiskStore:
         pointer = self.directory / "current"
         if not pointer.exists():
             return None
-        folder = self.directory / pointer.read_text()
-        return (folder / "server.safetensors").read_bytes(), json.loads((folder / "info.json").read_text())
+        name = pointer.read_text()
+        if not name.removeprefix("round-").isdigit():
+            raise _damaged(pointer, f"expected the name of a round, got {name[:40]!r}")
+        server, info = self.directory / name / "server.safetensors", self.directory / name / "info.json"
+        data, text = server.read_bytes(), info.read_text()
+        try:
+            decode(data)
+        except BadMessage as error:
+            raise _damaged(server, str(error)) from None
+        try:
+            return data, json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _damaged(info, str(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> ValueError:
+    return ValueError(f"{path} is damaged ({reason}): restore it from a copy, or start again in another directory")
 
 
 def _link(source: str | Path, target: str | Path) -> None:
@@ -286,8 +301,16 @@ class Journal:
         """Read back the first `count` events and drop what a killed process wrote after its last commit."""
         if self.path is not None:
             lines = self.path.read_bytes().splitlines(keepends=True)[:count] if self.path.exists() else []
+            self.events = [self._event(number, line) for number, line in enumerate(lines, 1)]
             if self.path.exists():
                 os.truncate(self.path, sum(map(len, lines)))
-            self.events = [json.loads(line) for line in lines]
         if len(self.events) != count:
             raise ValueError(f"{self.path} holds {len(self.events)} events, but the last commit knows of {count}")
+
+    def _event(self, number: int, line: bytes) -> dict[str, Any]:
+        assert self.path is not None
+        try:
+            event: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise _damaged(self.path, f"line {number} is not JSON: {error}") from None
+        return event

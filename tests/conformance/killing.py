@@ -2,18 +2,25 @@
 
 `python -m tests.conformance.killing exit METHOD DIR` ends a forked child at every point of every commit in turn.
 `python -m tests.conformance.killing run METHOD DIR` runs once, announcing every commit, to be killed from outside.
+`python -m tests.conformance.killing command METHODS DIR` kills `fedfactor run` at random moments in forked children.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from fedfactor import store
+from fedfactor import cli, load, store
+from fedfactor.recipe import read, resolve
+from fedfactor.run import run as run_recipe
 from tests.conformance.tiny import run
 
 ROUNDS = 3
@@ -77,9 +84,74 @@ def exit_everywhere(method: str, directory: Path) -> None:
     print(json.dumps({"landed": landed, "differing": differing}))
 
 
+RECIPE = """
+seed = 5
+data = { name = "digits", test_share = 0.8 }
+partition = { kind = "iid", clients = 6, test_limit = 60 }
+model = { name = "tests.conformance.tiny:Tiny" }
+method = { name = "METHOD" }
+train = { rounds = 4, cohort = 3, epochs = 2, batch = 10, lr = 0.05 }
+capacities = { levels = [1.0, 0.5], shares = [0.5, 0.5] }
+run = { keep_rounds = [1, 3] }
+"""
+KILLS = 4
+
+
+def command(method: str, directory: Path) -> dict[str, object]:
+    """Kill `fedfactor run` again and again, resume it, and return how it differs from one that was never stopped."""
+    directory.mkdir()
+    recipe, whole, killed = directory / "tiny.toml", directory / "whole", directory / "killed"
+    recipe.write_text(RECIPE.replace("METHOD", method))
+
+    def run_in(out: Path) -> Callable[[], None]:
+        def typed() -> None:
+            sys.argv = ["fedfactor", "run", str(recipe), "--out", str(out), "--resume", "--quiet"]
+            cli.main()
+
+        return typed
+
+    run_recipe(resolve(read(recipe)))  # what this process has imported, its children need not
+    start = time.monotonic()
+    codes = [in_child(run_in(whole))]
+    duration, drawn, landed = time.monotonic() - start, random.Random(method), 0
+    for number in range(KILLS):
+        child = os.fork()
+        if child == 0:
+            run_in(killed)()
+            os._exit(0)
+        if number == 0:  # surely in the middle
+            while not (killed / "checkpoint" / "current").exists():
+                time.sleep(0.001)
+        else:
+            time.sleep(drawn.uniform(0, duration / 2))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        landed += not (killed / "summary.json").exists()
+    codes.append(in_child(run_in(killed)))
+    found = {place: left_behind(place) for place in (whole, killed)}
+    differing = [key for key in found[whole] if found[whole][key] != found[killed].get(key)]
+    return {"codes": codes, "landed": landed, "kept": load(killed).kept, "differing": differing}
+
+
+def left_behind(directory: Path) -> dict[str, object]:
+    """What a run left that does not depend on the clock."""
+    summary = json.loads((directory / "summary.json").read_text())
+    events = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    kept = {str(path.relative_to(directory)): path for path in (directory / "kept").rglob("*") if path.is_file()}
+    return {
+        **{name: path.read_bytes() for name, path in kept.items()},
+        "summary": {key: value for key, value in summary.items() if key != "seconds"},
+        "metrics": [{key: value for key, value in event.items() if "seconds" not in key} for event in events],
+        "files": sorted(kept),
+    }
+
+
 def main(how: str, method: str, directory: str) -> None:
-    """Dispatch the two uses above."""
+    """Dispatch the three uses above."""
     torch.set_num_threads(1)
+    if how == "command":
+        print(json.dumps({name: command(name, Path(directory) / name) for name in method.split(",")}))
+        return
     if how == "exit":
         exit_everywhere(method, Path(directory))
         return

@@ -27,6 +27,20 @@ def test_ended_at_every_commit_point_and_resumed(method: str, tmp_path: Path) ->
     assert json.loads(done.stdout) == {"landed": len(POINTS) * (ROUNDS + 1), "differing": []}
 
 
+@pytest.mark.parametrize("methods", [METHODS[start::4] for start in range(4)], ids=",".join)  # imports take longest
+def test_the_command_killed_at_random_moments_and_resumed(methods: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.conformance.killing", "command", ",".join(methods), str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert list(found) == methods
+    for method, ended in found.items():
+        assert ended.pop("landed") >= 1, f"{method}: no kill landed before the end of the run"
+        assert ended == {"codes": [0, 0], "kept": [1, 3], "differing": []}, f"{method}: {done.stderr}"
+
+
 @pytest.mark.parametrize("method", ["fedavg", "pfedpara", "fedamp", "fedcac"])
 def test_really_killed_between_first_and_last_commit_and_resumed(method: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.conformance.killing", "run", method, str(tmp_path)]

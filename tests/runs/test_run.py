@@ -1,174 +1,298 @@
-"""Run directories through the command line: real processes, killed, resumed, refused."""
+"""Run directories: what is in them, what can be carried on, what is refused, and what opens again."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import fedfactor
-from fedfactor.recipe import RecipeError, merged, overridden_cells, override, resolve
-from fedfactor.registry import entries
-from fedfactor.run import RunError, run
+from fedfactor import run as runs
+from fedfactor.recipe import Recipe, override, resolve
+from fedfactor.run import RunError, load, run
 from fedfactor.store import DiskStore
-from tests.runs.test_recipe import BASE
+from tests.conformance.tiny import run as simulated
 
-RECIPE = """
-[data]
-name = "digits"
-[partition]
-kind = "iid"
-clients = 6
-[model]
-name = "digits_cnn"
-width = 0.125
-[train]
-rounds = 4
-cohort = 3
-epochs = 2
-batch = 64
-lr = 0.05
-[capacities]
-levels = [1.0, 0.5]
-shares = [0.5, 0.5]
-"""
-STEM = {"heterofl": RECIPE.replace("width = 0.125\n", "")}  # it chooses the width itself
+ROOT = Path(__file__).parents[2]
+
+TABLES: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 5,
+    "data": {"name": "digits", "test_share": 0.8},
+    "partition": {"kind": "iid", "clients": 6},
+    "model": {"name": "tests.conformance.tiny:Tiny"},
+    "train": {"rounds": 3, "cohort": 3, "batch": 20, "lr": 0.05},
+}
 
 
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
+def recipe(*assignments: str) -> Recipe:
+    return resolve(override(TABLES, list(assignments)), "tiny.toml")
 
 
-def call(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False)
+def fedfactor_command(*words: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **options)
 
 
-def recipe(folder: Path, method: str = "fedavg", text: str = "") -> Path:
-    path = folder / "recipe-given.toml"
-    path.write_text(STEM.get(method, RECIPE) + f'[method]\nname = "{method}"\n' + text)
-    return path
+# What a run leaves behind.
 
 
-def comparable(directory: Path) -> tuple[Any, list[Any]]:
-    summary = json.loads((directory / "summary.json").read_text())
-    events = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    timeless = [{k: v for k, v in event.items() if "seconds" not in k} for event in events]
-    return {k: v for k, v in summary.items() if k != "seconds"}, timeless
+def test_a_finished_run_has_everything(tmp_path: Path) -> None:
+    result = run(recipe("method.name=fedper"), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint", "lock", "metrics.jsonl", "recipe.toml", "summary.json", "task.json",
+    ]  # fmt: skip
+    assert resolve(tomllib.loads((tmp_path / "recipe.toml").read_text())) == recipe("method.name=fedper")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    wanted = {
+        "final_accuracy", "best_accuracy", "rounds", "bytes_up", "bytes_down", "seconds", "weights_sha256",
+        "private_sha256", "failures", "versions",
+    }  # fmt: skip
+    assert wanted <= set(summary)
+    assert summary["rounds"] == 3 and summary["failures"] == 0
+    assert summary["weights_sha256"] == result.summary["weights_sha256"]
+    assert summary["private_sha256"] == result.summary["private_sha256"]
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "round", "round", "round"]
+    assert summary["bytes_up"] == sum(event.get("bytes_up", 0) for event in events)
+    assert summary["final_accuracy"] == events[-1]["selected_after"]["accuracy"]
 
 
-@pytest.mark.parametrize("method", list(entries("methods")))
-def test_killed_and_resumed_through_the_command_line(method: str, tmp_path: Path) -> None:
-    path = recipe(tmp_path, method)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = call("run", path, "--out", whole, "--quiet")
-    assert done.returncode == 0, done.stderr
-    with subprocess.Popen(command("run", path, "--out", cut), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "round 2/4" in line:
-                process.send_signal(signal.SIGKILL)
-                break
-    assert process.returncode == -signal.SIGKILL
-    assert not (cut / "summary.json").exists()
-    with (cut / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "cut sho')
-    done = call("run", path, "--out", cut, "--resume", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert comparable(cut) == comparable(whole)
+def test_the_same_recipe_in_memory_ends_the_same(tmp_path: Path) -> None:
+    assert run(recipe()).summary == run(recipe(), tmp_path).summary
 
 
-def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path, "pfedpara", "[run]\nkeep_rounds = [2]\n"), tmp_path / "out"
-    done = call("run", path, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "round 4/4" in done.stdout and "ratio" in done.stdout
-    summary = json.loads((out / "summary.json").read_text())
-    wanted = {"final_accuracy", "best_accuracy", "rounds", "bytes_up", "bytes_down", "seconds", "failures", "versions"}
-    assert wanted | {"weights_sha256", "private_sha256"} <= set(summary)
-    assert summary["rounds"] == 4
-    resolved = (out / "recipe.toml").read_text()
-    assert "quorum = 0.5" in resolved and "least" not in resolved and "gamma = 0.5" in resolved
-    kept = DiskStore(out / "kept" / "round-2", writing=False)
-    last = kept.last()
-    assert last is not None and last[1]["round"] == 2 and kept.clients("client")
-    assert kept.read("client", kept.clients("client")[0])
+# Carrying on.
 
 
-def test_what_is_there_is_not_overwritten_and_a_changed_recipe_is_refused(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path), tmp_path / "out"
-    assert call("run", path, "--out", out, "--set", "train.rounds=1", "--quiet").returncode == 0
-    again = call("run", path, "--out", out, "--set", "train.rounds=1")
-    assert again.returncode == 2 and "holds a run already" in again.stderr and "--resume" in again.stderr
-    changed = call("run", path, "--out", out, "--resume", "--set", "train.rounds=1", "--set", "train.lr=0.1")
-    assert changed.returncode == 2 and "train.lr was 0.05 and is now 0.1" in changed.stderr
-    assert "Traceback" not in again.stderr + changed.stderr
+def test_a_directory_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "rou')
+    (tmp_path / "recipe.toml").write_text('name = "of another run that was killed before its first commit"\n')
+    assert run(recipe(), tmp_path, resume=True).summary["rounds"] == 3
+    assert load(tmp_path).recipe == recipe()
 
 
-def test_resume_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
-    done = call("run", recipe(tmp_path), "--out", tmp_path / "new", "--resume", "--quiet", "--set", "train.rounds=1")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 1
+def test_a_directory_in_use_is_left_alone_without_resume(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    with pytest.raises(RunError, match="holds a run already; carry on with --resume"):
+        run(recipe("train.rounds=1"), tmp_path)
 
 
-def test_a_second_process_on_one_directory_is_refused(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path), tmp_path / "out"
-    with subprocess.Popen(
-        command("run", path, "--out", out, "--set", "train.rounds=500"), stdout=subprocess.PIPE
-    ) as one:
-        while not (out / "recipe.toml").exists():
-            assert one.poll() is None
-            time.sleep(0.05)
-        two = call("run", path, "--out", out, "--resume", "--set", "train.rounds=500")
-        one.kill()
-    assert two.returncode == 2 and "another process is using" in two.stderr
+def test_another_recipe_is_refused_naming_the_difference(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    for change, message in (
+        ("train.rounds=2", "train.rounds was 1 and is now 2"),
+        ("method.name=local", "method.name was 'fedavg' and is now 'local'"),
+        ("partition.clients=7", "partition.clients was 6 and is now 7"),
+        ("evaluate.target=0.5", "evaluate.target was None and is now 0.5"),
+    ):
+        with pytest.raises(RunError, match=f"started with another recipe: {message}"):
+            run(recipe("train.rounds=1", change), tmp_path, resume=True)
 
 
-def test_a_sweep_runs_its_cells_and_only_those_asked_for(tmp_path: Path) -> None:
-    text = '[[sweep.cases]]\nname = "a"\n[[sweep.cases]]\nname = "b"\ncodec = { name = "fedpaq" }\n'
-    path, out = recipe(tmp_path, text=text), tmp_path / "out"
-    done = call("run", path, "--out", out, "--set", "train.rounds=1", "--only", "b")
-    assert done.returncode == 0, done.stderr
-    assert [p.name for p in out.iterdir()] == ["b"]
-    none = call("run", path, "--out", out, "--only", "c")
-    assert none.returncode == 2 and "there are a, b" in none.stderr
+def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    honest = runs.load_data
+
+    def other(**options: Any) -> Any:
+        found = honest(**options)
+        return dataclasses.replace(found, train=(found.train[0], 9 - found.train[1]))
+
+    monkeypatch.setattr(runs, "load_data", other)
+    with pytest.raises(ValueError, match=r"clients was 6 .split .* and is now 6"):
+        run(recipe("train.rounds=1"), tmp_path, resume=True)
 
 
-def test_the_pool_ends_with_the_same_hashes(tmp_path: Path) -> None:
-    path = recipe(tmp_path, "pfedpara")
-    for name, words in {"inline": [], "pool": ["--engine", "pool", "--workers", 2]}.items():
-        done = call("run", path, "--out", tmp_path / name, "--quiet", "--set", "train.rounds=2", *words)
-        assert done.returncode == 0, done.stderr
-    assert comparable(tmp_path / "inline") == comparable(tmp_path / "pool")
-    wrong = call("run", path, "--engine", "poll")
-    assert wrong.returncode == 2 and "there are inline and pool" in wrong.stderr
-
-
-def test_overrides_reach_every_cell_and_cannot_fight_a_sweep(tmp_path: Path) -> None:
-    path = recipe(tmp_path, text='[[sweep.cases]]\nname = "a"\nmethod = { name = "fedpara", gamma = 0.1 }\n')
-    done = call("run", path, "--out", tmp_path / "o", "--set", "train.rounds=1", "--set", "method.gamma=0.5", "--quiet")
-    assert done.returncode == 0, done.stderr
-    assert "gamma = 0.5" in (tmp_path / "o" / "a" / "recipe.toml").read_text()
-    swept = {"sweep": {"seed": [1, 2]}}
-    with pytest.raises(RecipeError, match="the sweep varies seed"):
-        overridden_cells(merged(BASE, swept), ["seed=5"])
-    with pytest.raises(RecipeError, match=r"seed and train\.seed are the same setting"):
-        resolve(override(merged(BASE, {"seed": 1}), ["train.seed=5"]))
+def test_a_run_that_was_started_from_python_is_no_recipes(tmp_path: Path) -> None:
+    simulated(directory=tmp_path, rounds=1)
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"has no recipe\.toml"):
+            run(recipe(), tmp_path, resume=resume)
 
 
 def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path), tmp_path / "out"
-    assert call("run", path, "--out", out, "--set", "train.cohort=100").returncode == 2
-    done = call("run", path, "--out", out, "--set", "train.rounds=1", "--quiet")
-    assert done.returncode == 0, done.stderr
-    wrong = call("run", path, "--out", tmp_path / "p", "--engine", "pool", "--workers", -1)
-    assert wrong.returncode == 2
+    for change in ("partition.clients=5000", "train.cohort=7", "model.name=os:getcwd"):
+        with pytest.raises((ValueError, RunError)):
+            run(recipe(change), tmp_path)
+        assert not (tmp_path / "recipe.toml").exists()
+    assert run(recipe(), tmp_path).summary["rounds"] == 3
+
+
+def test_a_model_that_is_none_says_so() -> None:
+    with pytest.raises(RunError, match=r"model 'os:getcwd' should build a torch\.nn\.Module, got a str"):
+        run(recipe("model.name=os:getcwd"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "checkpoint/round-1/server.safetensors",
+            b"\x10",
+            r"server\.safetensors is damaged .*: restore it from a copy",
+        ),
+        ("checkpoint/round-1/info.json", b'{"round": 1', r"info\.json is damaged"),
+        ("checkpoint/current", b"round-9", "round-9/server.safetensors"),
+        ("checkpoint/current", b"", "current is damaged .expected the name of a round, got ''"),
+        ("checkpoint/current", b"../../other", "current is damaged"),
+        ("metrics.jsonl", b'{"event": "start"}\n', "holds 1 events, but the last commit knows of 2"),
+        ("metrics.jsonl", b"half a li\nne\n", r"metrics\.jsonl is damaged .line 1 is not JSON"),
+        ("recipe.toml", b"half a li", "recipe.toml is not TOML"),
+    ],
+)
+def test_damaged_files_are_named(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(Exception, match=message):
+        run(recipe("train.rounds=1"), tmp_path, resume=True)
+
+
+def test_a_last_line_cut_short_is_cut_off(tmp_path: Path) -> None:
+    whole = run(recipe(), tmp_path / "whole").summary
+    directory = tmp_path / "cut"
+    run(recipe(), directory)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "rou')
+    assert len(load(directory).metrics) == 4
+    assert run(recipe(), directory, resume=True).summary == whole
+    assert (directory / "metrics.jsonl").read_text().endswith("}\n")
+
+
+# Other processes.
+
+
+def test_a_second_process_is_refused_before_the_data_is_loaded(tmp_path: Path) -> None:
+    holder = (
+        "import sys, filelock\nwith filelock.FileLock(sys.argv[1]).acquire(timeout=0):\n print('held', flush=True)\n"
+        " sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", holder, str(tmp_path / "lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=r"another process is using .*; wait for it, or give another directory"):
+            run(recipe("data={name = 'cifar10'}"), tmp_path, data_dir=tmp_path / "there is no such folder")
+        assert process.stdin is not None
+        process.stdin.close()
+    assert run(recipe(), tmp_path).summary["rounds"] == 3  # a lock ends with its process
+
+
+def test_ctrl_c_leaves_a_run_that_carries_on(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(recipe("train.rounds=400", "evaluate.every=0").to_toml())
+    words = ("run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"))
+    with fedfactor_command(*words, start_new_session=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if "round 2/" in line:
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        process.stdout.read()
+        errors = process.stderr.read()
+    assert process.returncode == 130
+    assert "interrupted; the same command with --resume carries on" in errors
+    assert "Traceback" not in errors
+    committed = int((tmp_path / "out" / "checkpoint" / "current").read_text().removeprefix("round-"))
+    assert 1 <= committed < 400
+    assert len(load(tmp_path / "out").metrics) >= committed + 1
+
+
+# Devices.
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ValueError, match=r"device 'cuda' cannot be used here \(.*\); cpu always can"):
+        run(recipe("train.device=cuda", "data={name = 'cifar10'}"), tmp_path / "out", data_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_a_device_that_is_not_here_still_opens(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    path = tmp_path / "recipe.toml"
+    path.write_text(path.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    assert load(tmp_path).recipe.training.device == "cuda"
+    assert next(load(tmp_path).model().parameters()).device.type == "cpu"
+
+
+# Opening again.
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever loads data fails."""
+
+    def fail(**options: object) -> None:
+        raise AssertionError("loaded data")
+
+    monkeypatch.setattr(runs, "load_data", fail)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run with private states and two rounds kept."""
+    run(recipe("method.name=fedper", "optimizer.name=scaffold", "run.keep_rounds=[0, 2]"), tmp_path)
+    return tmp_path
+
+
+def test_models_open_without_the_data(finished: Path, request: pytest.FixtureRequest) -> None:
+    expected = load(finished).result()
+    request.getfixturevalue("no_data")
+    opened = load(finished)
+    x = torch.randn(4, 1, 8, 8)
+    for ours, theirs in (
+        (opened.model(), expected.model),
+        (opened.model(capacity=1.0), expected.model),
+        (opened.model(client=2), expected.client_model(2)),
+    ):
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=0, atol=0)
+    assert opened.task["classes"] == 10 and opened.task["clients"] == 6 and opened.task["input_shape"] == [1, 8, 8]
+    assert opened.summary is not None and opened.summary["rounds"] == 3
+    table = opened.table()
+    assert table["round"] == [1, 2, 3] and len(table["totals.bytes_up"]) == 3
+
+
+def test_statistics_of_norms_are_kept_with_the_round(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    method = ("method.name=heterofl", "method.static_norm=true", "evaluate.every=2", "run.keep_rounds=[1, 2]")
+    result = run(recipe(*method, "capacities.levels=[1.0, 0.5]", "capacities.shares=[0.5, 0.5]"), tmp_path)
+    request.getfixturevalue("no_data")
+    x = torch.randn(4, 1, 8, 8)
+    for level in (1.0, 0.5):
+        ours, theirs = load(tmp_path).model(capacity=level).eval(), result.model_at(level).eval()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    load(tmp_path, round=2).model(client=1)
+    with pytest.raises(RunError, match=r"norm statistics at capacity 1 were not gathered in round 1; .* result\(\)"):
+        load(tmp_path, round=1).model()
+
+
+def test_kept_rounds_are_what_the_run_was_then(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shorter = tmp_path_factory.mktemp("shorter")
+    settings = ("method.name=fedper", "optimizer.name=scaffold", "run.keep_rounds=[0, 2]", "train.rounds=2")
+    run(recipe(*settings), shorter)
+    kept, then = load(finished, round=2), load(shorter)
+    assert load(finished).kept == [0, 2]
+    assert kept.server().keys() == then.server().keys()
+    for name, tensor in kept.server().items():
+        assert torch.equal(tensor, then.server()[name])
+    assert kept.clients() == then.clients() != []
+    for client in kept.clients():
+        ours, theirs = kept.private(client), then.private(client)
+        assert set(ours) == {"kept", "optimizer"} and set(ours["kept"]) == {"fc.weight", "fc.bias"}
+        assert all(torch.equal(ours[part][name], theirs[part][name]) for part in ours for name in ours[part])
+    assert len(kept.metrics) == 3 and kept.table()["round"] == [1, 2]
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(kept.model(client=0).eval()(x), then.model(client=0).eval()(x))
+    assert not torch.equal(kept.model(client=0).eval()(x), load(finished, round=0).model(client=0).eval()(x))
+    start = load(finished, round=0)
+    assert start.clients() == [] and start.private(0) == {} and len(start.metrics) == 1
 
 
 def test_a_round_to_keep_is_kept_although_killed_just_after_its_commit(
@@ -180,36 +304,60 @@ def test_a_round_to_keep_is_kept_although_killed_just_after_its_commit(
     def kill(*_: object) -> None:
         raise Killed
 
-    one = resolve(merged(BASE, {"train": {"rounds": 3, "cohort": 1, "batch": 64}, "run": {"keep_rounds": [2]}}))
+    one = recipe("run.keep_rounds=[2]")
     with monkeypatch.context() as patch:
         patch.setattr(DiskStore, "_keep", kill)
         with pytest.raises(Killed):
             run(one, tmp_path / "out")
     run(one, tmp_path / "out", resume=True)
-    assert (tmp_path / "out" / "kept" / "round-2" / "current").exists()
+    assert load(tmp_path / "out").kept == [2]
 
 
-def test_load_gives_recipe_metrics_and_models(tmp_path: Path) -> None:
-    tables = merged(BASE, {"method": {"name": "pfedpara"}, "train": {"rounds": 2, "cohort": 2, "batch": 64}})
-    result = run(resolve(merged(tables, {"model": {"width": 0.25}})), tmp_path / "out")
-    opened = fedfactor.load(tmp_path / "out")
-    assert opened.recipe.tables["method"]["name"] == "pfedpara"
-    table = opened.table()
-    assert table["round"] == [1, 2] and len(table["selected_after.accuracy"]) == 2
-    x = torch.rand(3, 1, 8, 8)
-    torch.testing.assert_close(opened.model(client=1).eval()(x), result.client_model(1).eval()(x), rtol=0, atol=0)
-    assert opened.summary is not None and opened.summary["weights_sha256"] == result.summary["weights_sha256"]
-    with pytest.raises(RunError, match="is no run directory"):
-        fedfactor.load(tmp_path)
+def test_a_round_that_was_not_kept_names_those_that_were(
+    finished: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(RunError, match=r"round 1 of .* was not kept; kept rounds: 0, 2"):
+        load(finished, round=1)
+    none = tmp_path_factory.mktemp("none")
+    run(recipe("train.rounds=1"), none)
+    with pytest.raises(RunError, match=r"round 1 of .* was not kept; kept rounds: none"):
+        load(none, round=1)
 
 
-def test_data_show_draws_who_has_what(tmp_path: Path) -> None:
-    done = call("data", "show", recipe(tmp_path), "--set", 'partition={kind="dirichlet", clients=5, alpha=0.2}')
-    assert done.returncode == 0, done.stderr
-    assert "digits: 1,438 train" in done.stdout and "●" in done.stdout
+def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no client 6: the run has 6, counted from 0"):
+        load(finished).model(client=6)
+    with pytest.raises(RunError, match=r"a capacity lies in \(0, 1\], got 2"):
+        load(finished).model(capacity=2)
+    with pytest.raises(RunError, match=r"is no run directory: it has no recipe\.toml"):
+        load(tmp_path / "nowhere")
+    started = tmp_path / "started"
+    started.mkdir()
+    (started / "recipe.toml").write_text(recipe().to_toml())
+    with pytest.raises(RunError, match=r"has no task\.json: the run has not started yet"):
+        load(started).model()
+    with pytest.raises(RunError, match="has no committed round yet"):
+        load(started).server()
+    assert load(started).metrics == [] and load(started).summary is None
 
 
-def test_a_missing_data_set_says_where_and_how(tmp_path: Path) -> None:
-    done = call("run", recipe(tmp_path), "--set", "data.name=cifar10", "--data-dir", tmp_path, "--out", tmp_path / "o")
-    assert done.returncode == 2
-    assert str(tmp_path) in done.stderr.replace("\n", "") and "cifar-10-binary" in done.stderr
+def test_a_running_run_opens_at_its_last_commit(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(recipe("train.rounds=400", "method.name=fedper", "evaluate.every=0").to_toml())
+    out = tmp_path / "out"
+    with fedfactor_command("run", str(tmp_path / "tiny.toml"), "--out", str(out)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "round 1/" in line:
+                break
+        until = time.monotonic() + 3
+        seen = set()
+        while time.monotonic() < until:
+            opened = load(out)
+            seen.add(len(opened.metrics))
+            opened.server()
+            for client in opened.clients():
+                opened.private(client)
+            opened.model(client=0)
+        assert opened.summary is None
+        process.kill()
+    assert len(seen) > 1, "the run did not move on while it was read"
