@@ -18,6 +18,7 @@ from fedfactor.methods.base import Method, Phase
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import Optimizer
+from fedfactor.places import Places
 from fedfactor.plan import Tensors
 from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.settings import Training
@@ -150,6 +151,7 @@ def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
     network, parts = _load(setup, message, kept, method.load)
+    places = Places.read(fields.get("places"), parts["model"])
     examples = setup.task.data.of(fields["client"])
     ctx = Context(
         task=setup.task,
@@ -162,7 +164,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
         kept=_on(training.torch_device, kept.get("kept", {})),
         down=parts["model"],
         extras=_on(training.torch_device, parts.get("extra", {})),
-        state=_on(training.torch_device, kept.get("optimizer", {})),
+        state=_on(training.torch_device, places.take(kept.get("optimizer", {}), parts["model"])),
     )
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
     answer["samples"] = len(examples[1])
@@ -179,15 +181,15 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
     shared = {name: own[name].to(wanted.dtype) for name, wanted in ctx.down.items()}
     trained = setup.trained(ctx.capacity)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
-    codec_state = _on(training.torch_device, kept.get("codec", {}))
+    codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))
     coded, codec_state = code_up(setup.codec, trained, shared, ctx.down, codec_state, rng)
     seen = decode_up(setup.codec, trained, coded, ctx.down)
     extras, optimizer_state = setup.optimizer.finish(seen, ctx)
     reply = Message("trained", answer, {**_prefixed("model", coded), **_prefixed("extra", extras)})
     state = {
         **_prefixed("kept", method.keep(network)),
-        **_prefixed("optimizer", optimizer_state),
-        **_prefixed("codec", codec_state),
+        **_prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
+        **_prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
     }
     fields = {"client": ctx.client, "round": ctx.round}
     return encode(reply, room), encode(Message("state", fields, state)) if state else None

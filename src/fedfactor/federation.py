@@ -20,6 +20,7 @@ from fedfactor.evaluation import Evaluator, check_figures, check_report
 from fedfactor.methods.base import Outcome, Participant
 from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import State, Step
+from fedfactor.places import Places
 from fedfactor.plan import Plan, Reply, Tensors, pull
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
@@ -123,7 +124,7 @@ class Federation:
     def __post_init__(self) -> None:
         setup = self.setup
         setup.method = setup.method.fitted(self.capacities.levels)
-        reason = setup.method.refuses(setup.optimizer, setup.codec, self.capacities.dynamic)
+        reason = setup.method.refuses(setup.optimizer, setup.codec)
         if reason:
             raise ValueError(reason)
         self.population = setup.task.data.clients
@@ -131,6 +132,9 @@ class Federation:
         setup.method.check(setup.task, setup.network(1.0))
         setup.method.phases(setup.training.epochs)  # says what is wrong with them before a client does
         self._levels = self.capacities.assign(setup.training.seed, self.population)
+        keep = setup.optimizer.keeps_state or setup.codec.keeps_state
+        self._sizes_change = keep and setup.method.adapts and self.capacities.dynamic
+        """Whether clients keep tensors whose sizes change between rounds."""
         self.evaluator = Evaluator(self)
 
     # What a round is made of.
@@ -332,9 +336,11 @@ class Federation:
             plan = setup.method.plan(view, who, network, rng)
             coded = code_down(setup.codec, trained, setup.method.download(view, who, plan, held, network))
             extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
-            fields = {"client": who.client, "round": server.round, "capacity": who.capacity}
+            fields: dict[str, Any] = {"client": who.client, "round": server.round, "capacity": who.capacity}
             fields["lr"] = training.rate(server.round, self.rounds.rounds)
             fields["test"] = kind == "train" and self.evaluator.due(server.round + 1)
+            if kind == "train" and self._sizes_change:
+                fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
             tensors = {f"model/{n}": x for n, x in coded.items()} | {f"extra/{n}": x for n, x in extras.items()}
             message = encode(Message(kind, fields, tensors))
             if asked is not None:

@@ -266,7 +266,7 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
         lambda: Capacities(dict(zip(capacity.levels, capacity.shares, strict=True)), capacity.dynamic),
     )
     _built(where, "method", lambda: parts["methods"].phases(train.epochs))
-    reason = parts["methods"].refuses(parts["optimizers"], parts["codecs"], capacities.dynamic)
+    reason = parts["methods"].refuses(parts["optimizers"], parts["codecs"])
     if reason:
         raise RecipeError(f"{where}: {reason}")
     return Recipe(resolved, train, rounds, capacities, parts["methods"], parts["optimizers"], parts["codecs"])

@@ -77,9 +77,9 @@ def _epochs(method: Any) -> int:
     return 1
 
 
-def refusal(method: str, optimizer: str, codec: str, dynamic: bool = False) -> str | None:
+def refusal(method: str, optimizer: str, codec: str) -> str | None:
     """Return why a combination is refused, or `None`."""
-    reason = create("methods", method).refuses(create("optimizers", optimizer), create("codecs", codec), dynamic)
+    reason = create("methods", method).refuses(create("optimizers", optimizer), create("codecs", codec))
     assert reason is None or isinstance(reason, str)
     return reason
 

@@ -241,15 +241,11 @@ class Method:
         self.use(network, pull(view, plan), kept)
         return compose(network)
 
-    def refuses(self, optimizer: Optimizer, codec: Codec, dynamic: bool) -> str | None:
+    def refuses(self, optimizer: Optimizer, codec: Codec) -> str | None:
         """Return why this method cannot go with an optimizer or codec, or `None`."""
         stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
         if stateful and self.space == "turning":
             return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
         if self.space == "personal" and optimizer.keeps_state:
             return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
-        if stateful and self.adapts and dynamic:
-            return (
-                f"{stateful[0]} keeps tensors on the client, but with dynamic capacities their sizes change every round"
-            )
         return optimizer.refuses(codec)

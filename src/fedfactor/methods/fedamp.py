@@ -93,13 +93,13 @@ class FedAMP(Method):
         """Leave the server's tensors alone: every client has a model of its own."""
         return dict(server), Held(dict.fromkeys(server, 0))
 
-    def refuses(self, optimizer: Optimizer, codec: Codec, dynamic: bool) -> str | None:
+    def refuses(self, optimizer: Optimizer, codec: Codec) -> str | None:
         """What comes down is not where a client starts: neither an anchor nor a reference for changes."""
         if optimizer.anchors:
             return f"{optimizer.name} holds clients to the model they received, but {self.name} trains another"
         if codec.codes_changes:
             return f"{codec.name} codes changes of what came down, but {self.name} trains another model"
-        return super().refuses(optimizer, codec, dynamic)
+        return super().refuses(optimizer, codec)
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """The server keeps every client's latest model."""
