@@ -32,6 +32,17 @@ def test_sub_models_have_the_parameters_of_the_tables(dataset: str) -> None:
             assert parameters(method.network(build, width)) == counted, method
 
 
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("resnet18", (701_466, 2_797_610, 6_288_442, 11_173_962)), ("cnn4", (43_978, 105_738, 185_930, 284_554))],
+)
+def test_p_width_networks_have_the_parameters_of_flancs_table(name: str, counts: tuple[int, ...]) -> None:
+    """0.7, 2.8, 6.3 and 11.1 M (cut off, not rounded) for CIFAR-10; 43 (the same), 106, 186 and 285 K."""
+    for width, count in zip((0.25, 0.5, 0.75, 1.0), counts, strict=True):
+        for method in methods(width):
+            assert parameters(method.network(lambda w: network(name, width=w), width)) == count, method
+
+
 class Measured:
     """What one step of training really keeps: bytes that autograd saves, products that are made."""
 
