@@ -301,12 +301,12 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
     network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     examples = setup.task.data.of(fields["client"])
-    gathered: dict[str, list[Tensor]] = {}
+    gathered: dict[str, list[tuple[int, Tensor]]] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].transpose(0, 1).flatten(1)
-            gathered.setdefault(name, []).append(torch.stack([x.mean(1), x.var(1)]) * len(inputs[0]))
+            gathered.setdefault(name, []).append((len(inputs[0]), torch.stack([x.mean(1), x.var(1)])))
 
         return hook
 
@@ -318,9 +318,12 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
             network(x)
     for handle in handles:
         handle.remove()
-    count = len(examples[1])
-    statistics = {name: torch.stack(seen).sum(0) / count for name, seen in gathered.items()}
-    return encode(Message("calibrated", {**fields, "samples": count}, statistics))
+    # What a norm sees along its first axis need not be the batch: sequences may be folded into it.
+    statistics = {
+        name: torch.stack([count * pair for count, pair in seen]).sum(0) / sum(count for count, _ in seen)
+        for name, seen in gathered.items()
+    }
+    return encode(Message("calibrated", {**fields, "samples": len(examples[1])}, statistics))
 
 
 def _load(

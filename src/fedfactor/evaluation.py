@@ -154,7 +154,7 @@ class Evaluator:
         setup = self.federation.setup.at(server.round)
         kept = {} if self._has_global_model() else setup.kept(capacity)
         model = setup.method.deploy(server.tensors, setup.network(capacity), capacity, kept)
-        return with_statistics(model, self._statistics(server, capacity)) if setup.method.calibrates else model
+        return with_statistics(model, self._statistics(server, capacity)) if self._calibrated(model) else model
 
     def personal(self, server: Server, who: Participant) -> nn.Module:
         """Return a client's own model as a plain module."""
@@ -165,7 +165,11 @@ class Evaluator:
             plan = setup.method.plan(tensors, who, network, None)
             tensors = setup.method.download(tensors, who, plan, HeldTensors(store, "server"), network)
         model = setup.method.deploy(tensors, network, who.capacity, kept or setup.kept(who.capacity))
-        return with_statistics(model, self._statistics(server, who.capacity)) if setup.method.calibrates else model
+        return with_statistics(model, self._statistics(server, who.capacity)) if self._calibrated(model) else model
+
+    def _calibrated(self, model: nn.Module) -> bool:
+        """Tell whether a deployed model needs statistics from the clients."""
+        return self.federation.setup.method.calibrates and bool(batch_norms(model))
 
     def _statistics(self, server: Server, capacity: float) -> dict[str, Tensor]:
         """Average the batch statistics that all clients find with the server's model on their data, once a round."""
@@ -253,8 +257,9 @@ MOST_SAMPLES = 1 << 31
 
 def _statistics_of(network: nn.Module) -> dict[str, Tensor]:
     """Return empty statistics like those that a calibration brings back."""
+    dtype = next(network.parameters()).dtype
     norms = batch_norms(network).items()
-    return {name: torch.empty(2, norm.num_features, dtype=norm.weight.dtype, device="meta") for name, norm in norms}
+    return {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
 
 
 def spread(scores: list[dict[str, float]]) -> dict[str, Any]:

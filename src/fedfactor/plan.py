@@ -177,6 +177,10 @@ def _leading(name: str, server: Tensor, client: Tensor, blocks: int) -> tuple[Ax
     if server.dim() != client.dim() or any(c > s for c, s in zip(client.shape, server.shape, strict=True)):
         raise ValueError(f"{name}: a client's {list(client.shape)} is no part of the server's {list(server.shape)}")
     index: list[AxisIndex] = [None if c == s else c for c, s in zip(client.shape, server.shape, strict=True)]
+    if blocks == 0 and any(part is not None for part in index):
+        raise ValueError(
+            f"{name}: a bidirectional layer cannot be cut to a width; take one of full width, or two of one"
+        )
     if blocks > 1 and index and index[0] is not None:
         part, whole = client.shape[0] // blocks, server.shape[0] // blocks
         index[0] = torch.cat([torch.arange(part) + block * whole for block in range(blocks)])

@@ -57,7 +57,7 @@ def test_sizes_and_counts() -> None:
     assert channel.shapes(shape) == {"u": (64, 32, 1, 1), "v": (32, 32, 3, 3)}
     assert spatial.parameters(shape) == 32 * 3 * (64 + 32)
     assert channel.parameters(shape) == 32 * (32 * 9 + 64)
-    assert spatial.shapes(WeightShape(10, 6)) == {"u": (10, 5), "v": (5, 6)}
+    assert spatial.shapes(WeightShape(10, 6)) == {"u": (10, 3), "v": (3, 6)}
     assert channel.shapes(WeightShape(10, 6)) == {"u": (10, 3), "v": (3, 6)}
     assert ChannelSplit().shapes(WeightShape(8, 6, (5,))) == {"u": (8, 4, 1), "v": (4, 6, 5)}
     assert SpatialSplit().shapes(WeightShape(8, 6, (5, 3))) == {"u": (8, 4, 5, 1), "v": (4, 6, 1, 3)}

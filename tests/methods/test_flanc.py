@@ -150,3 +150,13 @@ def test_a_recurrent_network_trains() -> None:
     for name in ("lstm.weight_ih_l0.v", "lstm.weight_hh_l0.v", "lstm.weight_hh_l0.u@0.5", "fc.weight@1"):
         assert not torch.equal(result.server.tensors[name], start.server.tensors[name]), name
     assert isinstance(result.model_at(0.5).lstm, nn.LSTM) and result.model_at(0.5).lstm.hidden_size == 4
+
+
+def test_widths_without_a_common_divisor_leave_a_layer_dense() -> None:
+    def build(width: float) -> nn.Module:
+        return models.build("cnn4", width=width)
+
+    odd = FLANC().fitted((1.0, 0.64, 0.35))
+    assert set(factor_weights(odd.network(build, 0.64))) == {"conv1"}  # conv2's inputs are 128, 82 and 45
+    with pytest.raises(ValueError, match=r"no network of width 0\.3: the run's widths are 1, 0\.5"):
+        run("flanc", rounds=0).model_at(0.3)

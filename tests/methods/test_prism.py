@@ -203,3 +203,10 @@ def test_a_recurrent_network_trains_within_its_gates() -> None:
     moved = result.server.tensors["lstm.bias_hh_l0"] != start.server.tensors["lstm.bias_hh_l0"]
     assert moved.view(4, 8).tolist() == [[True] * 4 + [False] * 4] * 4
     assert not torch.equal(result.server.tensors["lstm.weight_hh_l0"], start.server.tensors["lstm.weight_hh_l0"])
+
+
+def test_a_server_optimizer_leaves_alone_what_nobody_could_move() -> None:
+    result, start = (run("prism", optimizer="fedadam", capacities={0.5: 1.0}, rounds=n) for n in (2, 0))
+    new, old = (r.server.tensors["conv2.weight"] for r in (result, start))
+    assert torch.equal(new[8:, 4:], old[8:, 4:])
+    assert (new[:8, :4] != old[:8, :4]).all()

@@ -16,6 +16,7 @@ from fedfactor.plan import Reply, holders_mean, pull
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import Tiny, run
+from tests.methods.test_heterofl import Text
 
 
 def methods(width: float) -> list[Method]:
@@ -147,3 +148,60 @@ def test_origdrop_is_really_smaller_and_keeps_what_nobody_held() -> None:
     assert not any("running" in name for name in result.server.tensors)
     assert result.model.bn1.running_mean is None and result.model.fc.in_features == 8
     assert run(OrigDrop(static_norm=True), capacities={0.25: 1.0}).model.bn1.running_mean is not None
+
+
+class Folded(nn.Module):
+    """A norm without weights over all rows of all digits: its first axis is eight times the batch."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        super().__init__()
+        self.row = nn.Linear(8, int(4 * width))
+        self.norm = nn.BatchNorm1d(int(4 * width), affine=False)
+        self.fc = nn.Linear(int(32 * width), 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(self.row(x.reshape(-1, 8)))
+        return self.fc(rows.reshape(len(x), -1))
+
+
+def test_static_statistics_of_norms_over_more_than_the_batch() -> None:
+    result = run(HeteroFL(), model=Folded, rounds=1)
+    model, data = result.model_at(1.0).eval(), result.federation.setup.task.data
+    seen = model.row(data.train[0][torch.cat(list(data.train_of))].reshape(-1, 8))
+    torch.testing.assert_close(model.norm.running_mean, seen.mean(0), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(model.norm.running_var, seen.var(0), rtol=0.1, atol=1e-3)
+
+
+def test_no_client_is_asked_for_statistics_that_nothing_needs() -> None:
+    event = run(HeteroFL(), model=Text, rounds=1).history[-1]
+    assert event["bytes_calibration"] == 0
+
+
+class Cell(nn.Module):
+    def __init__(self, width: float = 1.0, both: bool = False) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, int(8 * width), bidirectional=True) if both else nn.LSTMCell(8, int(8 * width))
+        self.fc = nn.Linear(int(8 * width) * (1 + both), 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.lstm(x[:, 0, 0])[0])
+
+
+def test_cells_are_cut_within_their_gates_and_two_directions_not_at_all() -> None:
+    result, start = (run(HeteroFL(), model=Cell, capacities={0.5: 1.0}, rounds=n) for n in (1, 0))
+    moved = (result.server.tensors["lstm.weight_ih"] != start.server.tensors["lstm.weight_ih"]).any(1).view(4, 8)
+    assert moved[[0, 2, 3]].tolist() == [[True] * 4 + [False] * 4] * 3  # nothing is there to forget
+    with pytest.raises(ValueError, match="bidirectional layer cannot be cut to a width"):
+        run(HeteroFL(), model=lambda width: Cell(width, both=True), capacities={0.5: 1.0})
+
+
+def test_low_rank_clients_are_never_larger() -> None:
+    def mlp(width: float = 1.0) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64) for _ in range(3)], nn.Linear(64, 10))
+
+    counts = {c: parameters(FedHM().network(mlp, c)) for c in (1.0, 0.45, 0.25, 0.125)}
+    assert counts[1.0] > counts[0.45] > counts[0.25] > counts[0.125]
+    gates = {c: parameters(FedHM(rho=0).network(Text, c)) for c in (1.0, 0.5, 0.25)}
+    assert gates[1.0] > gates[0.5] > gates[0.25]
+    with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
+        FedHM().network(mlp, 0.75)

@@ -126,9 +126,9 @@ class SpectralSplit(Scheme):
 class SpatialSplit(SpectralSplit):
     """FedHM: a (1, k) convolution to r channels, then a (k, 1) convolution; r k (inp + out) parameters.
 
-    The weight (O, I, kh, kw) is unrolled to (O kh, I kw), and r = max(round(ratio O), 1), capped at the rank
-    of that matrix. A linear weight is split as it is, by the same rule. Factors: `v` (r, I, 1, kw), `u` (O,
-    r, kh, 1). A kernel of one axis has no second one to share and is `Unfit`.
+    The weight (O, I, kh, kw) is unrolled to (O kh, I kw), and r = max(round(ratio O), 1), capped at the rank of that
+    matrix. A linear weight (O, I) is split as it is, with r = max(round(ratio min(O, I)), 1). Factors: `v` (r, I, 1,
+    kw), `u` (O, r, kh, 1). A kernel of one axis has no second one to share and is `Unfit`.
 
     Deviations: the paper applies the k x 1 convolution first, the authors' code and this class second; the
     counts are the same.
@@ -142,7 +142,7 @@ class SpatialSplit(SpectralSplit):
         return ((1, shape.kernel[1]), (shape.kernel[0], 1)) if shape.kernel else ((), ())
 
     def _rank_by_ratio(self, shape: WeightShape) -> int:
-        return round(self.ratio * shape.out)
+        return round(self.ratio * (shape.out if shape.kernel else min(shape.out, shape.inp)))
 
     def _unroll(self, weight: Tensor) -> Tensor:
         if weight.dim() == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from fedfactor.factor import SpatialSplit
 from fedfactor.factor.base import WeightShape
 from fedfactor.methods.base import Networks, Participant
 from fedfactor.methods.spectral import Spectral
-from fedfactor.nn import dense_names, factor_weights, factorize, first_layers
+from fedfactor.nn import check, dense_names, factor_weights, factorize, first_layers
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
@@ -80,7 +81,19 @@ class FedHM(Spectral):
         points = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
         classifier = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]
         split = SpatialSplit(rank=self.rank) if self.rank else SpatialSplit(ratio=capacity)
-        return factorize(model, split, skip=[*layers, *points, *classifier, *self.dense])
+        full = [*layers, *points, *classifier, *self.dense]
+        # A layer whose factors are no smaller than its weight stays dense.
+        tried = factorize(copy.deepcopy(model).to("meta"), split, skip=full)
+        large = {name for name, w in factor_weights(tried).items() if split.parameters(w.shape) >= w.shape.numel}
+        sites = {name.removesuffix(".weight") for layer, name in dense_names(tried).items() if layer in large}
+        made = factorize(model, split, skip=[*full, *sorted(sites)])
+        if not factor_weights(made):
+            reasons = "; ".join(str(finding) for finding in check(model, split, skip=full)[:3])
+            raise ValueError(
+                f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}: "
+                f"{reasons or 'lower capacities, or fewer layers kept full, may help'}"
+            )
+        return made
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
         """Split every factorised layer once, at the highest rank that anybody takes."""

@@ -36,16 +36,17 @@ class FLANC(Method):
     over the clients of that width (Eq. 4, weighted by data). Clients minimise Eq. 3. The server never has a dense
     weight; a model is composed when it is used.
 
-    R1 is a common divisor of a layer's inputs at all widths (Sec. 2.2): the largest one up to `r1` of its inputs in the
-    narrowest network. R2 is `r2` of its outputs at full width, and at most R1 k^2, beyond which basis vectors cannot be
-    independent. Stem, 1 x 1 convolutions and classifier are dense.
+    R1 is a common divisor of a layer's inputs at all widths (Sec. 2.2): the largest one up to `r1` times the smallest
+    width times its inputs at full width. R2 is `r2` of its outputs at full width, and at most R1 k^2, beyond which
+    basis vectors cannot be independent. Stem, 1 x 1 convolutions and classifier are dense, and so is a layer whose
+    basis and coefficients would be no smaller than its weight (widths without a common divisor).
 
     Deviations: the text gives no lambda. 10 with the mean of the squares, not their sum, is what the authors ran;
     `reduction = "sum"` is Eq. 3 as printed. In the authors' ResNet both convolutions of a block have the R1 of the
     first: `bases` sets such exceptions.
     """
 
-    r1: float = field(default=0.5, metadata=described("largest R1, as a share of the narrowest network's inputs"))
+    r1: float = field(default=0.5, metadata=described("largest R1, as a share of smallest width x full inputs"))
     r2: float = field(default=0.25, metadata=described("R2, as a share of the outputs at full width"))
     bases: Mapping[str, tuple[int, int]] = field(
         default_factory=dict, metadata=described("(R1, R2) of the layers whose names match a pattern")
@@ -81,15 +82,16 @@ class FLANC(Method):
     def _outer(self, model: nn.Module) -> list[str]:
         return [*outer_layers(model), *self.dense]
 
-    def _bases(self, build: Callable[[float], nn.Module]) -> dict[str, Composition]:
+    def _bases(self, build: Callable[[float], nn.Module]) -> dict[str, Composition | None]:
         """Find R1 and R2 of every layer from its shapes at all widths."""
         widths = sorted({1.0, *self.widths})
         shapes = [self._shapes(build(width).to("meta")) for width in widths]
-        found = {}
+        found: dict[str, Composition | None] = {}
         for name, full in shapes[-1].items():
-            common, most = math.gcd(*(shape[name].inp for shape in shapes)), self.r1 * widths[0] * full.inp
+            common, most = math.gcd(*(shape[name].inp for shape in shapes)), self.r1 * widths[0] * full.inp + 1e-9
             r1 = max(d for d in range(1, common + 1) if common % d == 0 and d <= max(1, most))
-            found[name] = Composition(r1, max(1, min(round(self.r2 * full.out), r1 * full.area)))
+            basis = Composition(r1, max(1, min(round(self.r2 * full.out), r1 * full.area)))
+            found[name] = basis if basis.parameters(full) < full.numel else None
         return found
 
     def _shapes(self, model: nn.Module) -> dict[str, WeightShape]:
@@ -127,6 +129,9 @@ class FLANC(Method):
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
         """Send V and what belongs to the client's width (Alg. 1, line 3)."""
+        if who.capacity not in self.widths:
+            legal = ", ".join(f"{width:g}" for width in self.widths)
+            raise ValueError(f"flanc has no network of width {who.capacity:g}: the run's widths are {legal}")
         return {name: Piece(home) for name, home in self._homes(network, who.capacity).items()}
 
     def observe(self, outcome: Outcome) -> dict[str, Any]:

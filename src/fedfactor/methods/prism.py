@@ -40,8 +40,9 @@ class PriSM(Spectral):
     out min(N, 2 r) channels where the model counts them by `models.scaled`. Shapes of Table 1 need a stem of full width
     and sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`).
 
-    The server's full model is measured, and its channels at every capacity with all their kernels. Where nobody trains
-    more than the first channels, the others stay as they were drawn, and the full model carries them along.
+    The server's full model is measured, and its first channels at every capacity: the best approximation of rank r of
+    their dense layer, which is the layer itself where it has no more than r outputs. Where nobody trains more than the
+    first channels, the others stay as they were drawn, and the full model carries them along.
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
     of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
@@ -120,10 +121,7 @@ class PriSM(Spectral):
     def download(
         self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
     ) -> Tensors:
-        """Send the kernels of the plan; where a model is to be used, the client's channels with all their kernels.
-
-        r kernels of r outputs are no less than the dense layer of these channels, which is split anew.
-        """
+        """Send the kernels of the plan; where a model is to be used, its channels' dense layers, split anew."""
         down = pull(view, plan)
         for layer, name in dense_names(network).items():
             u, v = plan[f"{layer}.u"].index, plan[f"{layer}.v"].index
@@ -144,8 +142,8 @@ class PriSM(Spectral):
                 ChannelSplit().compose({factor: tensors[f"{layer}.{factor}"] for factor in "uv"}, shape)
                 for tensors in (view, mean)
             )
-            # A kernel reaches every entry of the weight, so all are held.
-            mean[name], held[name] = server[name] + (after - before), len(replies)
+            mean[name] = server[name] + (after - before)
+            held[name] = _reached(held[f"{layer}.u"], held[f"{layer}.v"])
         return {name: mean[name] for name in server}, {name: held[name] for name in server}
 
     def observe(self, outcome: Outcome) -> dict[str, Any]:
@@ -173,6 +171,14 @@ class PriSM(Spectral):
         plain = compose(network)
         fill(plain, server)
         return plain
+
+
+def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
+    """Count the clients that could move each entry of U V: through its row of U or its column of V."""
+    if isinstance(u, int) or isinstance(v, int):  # held whole
+        return max(int(part if isinstance(part, int) else part.max()) for part in (u, v))
+    rows, columns = u.amax(1), v.amax(0, keepdim=True)
+    return torch.maximum(rows.reshape(len(rows), *[1] * (columns.dim() - 1)), columns)
 
 
 @register("methods", "orthdrop", paper="arXiv:2208.13141")

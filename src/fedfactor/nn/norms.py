@@ -52,15 +52,20 @@ def scaled_norm_inputs(model: nn.Module, factor: float) -> Iterator[None]:
 
 
 def axis_blocks(model: nn.Module) -> dict[str, int]:
-    """Return, by tensor name, into how many equal parts the first axis falls: gates of recurrent layers, q, k and v."""
-    gates = {nn.LSTM: 4, nn.GRU: 3}
+    """Return, by tensor name, into how many equal parts the first axis falls: gates of recurrent layers, q, k and v.
+
+    0 marks tensors of layers that cannot be cut to a width: two directions lie side by side in what follows them.
+    """
+    gates = {nn.LSTM: 4, nn.GRU: 3, nn.LSTMCell: 4, nn.GRUCell: 3}
     found: dict[str, int] = {}
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         parts = next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
         # Of a weight kept as factors, these have its outputs along their first axis.
         fused = [key for key, _ in module.named_parameters() if "." not in key or key.endswith((".u", ".w", ".g"))]
-        if parts > 1:
+        if getattr(module, "bidirectional", False):
+            found.update({prefix + key: 0 for key in fused})
+        elif parts > 1:
             found.update({prefix + key: parts for key in fused if "_hr_" not in key})
         elif isinstance(module, nn.MultiheadAttention):
             found.update({prefix + key: 3 for key in fused if key.startswith("in_proj")})
