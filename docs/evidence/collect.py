@@ -1,7 +1,7 @@
 """Collect run directories into one record: `python docs/evidence/collect.py RECORD.json RUN ...`, then its table.
 
-A record has what a run measured and what identifies it, and no weights. Runs of one cell that differ in their seed only
-are put together; a method is ahead of another only where the gap of the means exceeds the spread over the seeds.
+A record has what a run measured and what identifies it, and no weights. Runs of one cell of a recipe are put together:
+they should differ in their seed only.
 """
 
 from __future__ import annotations
@@ -40,17 +40,19 @@ def record(directory: Path) -> dict[str, Any]:
 
 def table(records: list[dict[str, Any]]) -> str:
     """Write the last accuracies of every cell, mean and spread (half the range) over its seeds, in per cent."""
-    cells: dict[str, list[dict[str, float]]] = defaultdict(list)
+    cells: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for item in records:
         last = {level: curve[max(curve, key=int)] for level, curve in item["accuracy"]["global"].items()}
         if item["accuracy"]["clients"]:
             last["clients"] = item["accuracy"]["clients"][max(item["accuracy"]["clients"], key=int)]
-        cells[f"{item['cell']}{'' if item['dynamic'] else ' (fixed)'}"].append(last)
+        label = f"{item['cell']}{', redrawn' if item['dynamic'] else ''}"
+        cells[(item["recipe"]["name"], label)].append(last)
     lines = ["| cell | seeds | accuracy |", "|---|---|---|"]
-    for cell, runs in cells.items():
+    for (_, cell), runs in cells.items():
         words = []
-        for level in sorted(runs[0], key=lambda word: (word == "clients", word)):
-            values = [100 * run[level] for run in runs]
+        levels = {level for run in runs for level in run}
+        for level in sorted(levels, key=lambda word: (word == "clients", word)):
+            values = [100 * run[level] for run in runs if level in run]
             mean, spread = sum(values) / len(values), (max(values) - min(values)) / 2
             words.append(f"{level}: {mean:.1f} ± {spread:.1f}")
         lines.append(f"| {cell} | {len(runs)} | {', '.join(words)} |")
