@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -93,13 +94,17 @@ def run(
     small: Annotated[bool, typer.Option("--small", help="Apply the recipe's overlay for a quick try.")] = False,
     only: Annotated[str, typer.Option(help="Of a sweep, only the cells whose name matches this pattern.")] = "*",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time went; write trace.json for Perfetto or Chrome.")
+    ] = False,
 ) -> None:
     """Run a recipe, or all cells of a sweep, and write run directories."""
     from fedfactor import recipe as recipes
     from fedfactor.engines import Inline, Pool
+    from fedfactor.profile import recording
     from fedfactor.run import run as run_recipe
     from fedfactor.run import summary
-    from fedfactor.screen import Progress, results
+    from fedfactor.screen import Progress, results, where_time_went
 
     if engine not in ("inline", "pool"):
         raise ValueError(f"there is no engine {engine!r}; there are inline and pool")
@@ -115,20 +120,28 @@ def run(
         raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
     resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
     folder = out or Path("runs") / next(iter(resolved.values())).tables["name"]
-    found = {}
+    found, recorders = {}, {}
     try:
         with Progress(console, quiet) as progress, Pool(workers) as pool:
             for name, one in resolved.items():
                 where = folder / name if "sweep" in tables else folder
                 on_event = progress.start(name, one.rounds.rounds)
                 with_engine = pool if engine == "pool" else Inline()
-                result = run_recipe(one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event)
+                with recording() if profile else nullcontext() as recorder:
+                    result = run_recipe(
+                        one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event
+                    )
+                if recorder is not None:
+                    recorder.write(where / "trace.json")
+                    recorders[name] = recorder
                 found[name] = summary(result)
     except KeyboardInterrupt:
         _complain("interrupted; the same command with --resume carries on")
         raise typer.Exit(130) from None
     if not quiet:
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
+        for name, recorder in recorders.items():
+            console.print(where_time_went(name, recorder))
 
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)

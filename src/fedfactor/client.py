@@ -20,6 +20,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import Optimizer
 from fedfactor.places import Places
 from fedfactor.plan import Tensors
+from fedfactor.profile import timed
 from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.settings import Training
 from fedfactor.task import Examples, Task, like
@@ -124,6 +125,7 @@ class Context:
         return {name: gradient for name, gradient in zip(of, found, strict=True) if gradient is not None}
 
 
+@timed("the rest")
 def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
     """Do one job and return the reply (in `room`, if given) and the client's new state (`None`: unchanged)."""
     message = decode(job)
@@ -195,6 +197,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
     return encode(reply, room), encode(Message("state", fields, state)) if state else None
 
 
+@timed("training")
 def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:
     """Train the network through the method's phases."""
     training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
@@ -343,18 +346,21 @@ def _split(tensors: Tensors, trained: Collection[str]) -> tuple[Tensors, Tensors
     return weights, {name: tensor for name, tensor in tensors.items() if name not in weights}
 
 
+@timed("encoding")
 def code_down(codec: Codec, trained: Collection[str], tensors: Tensors) -> Tensors:
     """Code a download: weights by the codec, the rest as it is."""
     weights, rest = _split(tensors, trained)
     return {**rest, **codec.down(weights)}
 
 
+@timed("encoding")
 def decode_down(codec: Codec, trained: Collection[str], coded: Tensors) -> Tensors:
     """Decode a download."""
     weights, rest = _split(coded, trained)
     return {**rest, **codec.from_down(weights)}
 
 
+@timed("encoding")
 def code_up(
     codec: Codec, trained: Collection[str], tensors: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator
 ) -> tuple[Tensors, Tensors]:
@@ -370,6 +376,7 @@ def expected_up(codec: Codec, trained: Collection[str], reference: Tensors) -> T
     return {**rest, **codec.expected_up(weights)}
 
 
+@timed("encoding")
 def decode_up(codec: Codec, trained: Collection[str], coded: Tensors, reference: Tensors) -> Tensors:
     """Decode an upload."""
     weights, rest = _split(coded, trained)

@@ -14,6 +14,7 @@ from fedfactor.client import Setup, kept_of
 from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
+from fedfactor.profile import timed
 from fedfactor.store import HeldTensors, States
 from fedfactor.task import like
 from fedfactor.wire import BadMessage, Message, decode, expect
@@ -69,6 +70,7 @@ class Evaluator:
         every, last = self.federation.rounds.evaluate_every, self.federation.rounds.rounds
         return round == last or (every > 0 and round % every == 0)
 
+    @timed("evaluating")
     def add(
         self,
         event: dict[str, Any],

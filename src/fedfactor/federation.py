@@ -22,6 +22,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import State, Step
 from fedfactor.places import Places
 from fedfactor.plan import Plan, Reply, Tensors, pull
+from fedfactor.profile import span, timed
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
 from fedfactor.store import Changes, HeldTensors, Journal, MemoryStore, Overlay, States, Store, pack
@@ -217,7 +218,9 @@ class Federation:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
         clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
         cohort = [self.participant(client, t) for client in clients]
-        view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity) for who in cohort})
+        networks = {who.capacity: setup.network(who.capacity) for who in cohort}
+        with span("server algebra"):
+            view = setup.method.prepare(server.tensors, networks)
         answers = self._ask(server, view, cohort)
         replies = answers.replies
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
@@ -241,7 +244,8 @@ class Federation:
         }
         due = self.evaluator.due(t + 1)
         outcome = Outcome(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first, due)
-        observed = setup.method.observe(outcome)
+        with span("server algebra"):
+            observed = setup.method.observe(outcome)
         if observed:
             event["observed"] = observed
         held = {client: pack(kept) for client, kept in setup.method.remember(replies).items()}
@@ -287,6 +291,7 @@ class Federation:
                 answers.reports.append(outcome[1])
         return answers
 
+    @timed("server algebra")
     def _step(self, server: Server, view: Tensors, replies: list[Reply]) -> tuple[Tensors, State]:
         """Aggregate in the server's space; weights take the optimizer's step, buffers the mean."""
         setup = self.setup.at(server.round)
@@ -333,8 +338,10 @@ class Federation:
         for who in cohort:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
             rng = torch_rng(training.seed, "plan", server.round, who.client) if kind == "train" else None
-            plan = setup.method.plan(view, who, network, rng)
-            coded = code_down(setup.codec, trained, setup.method.download(view, who, plan, held, network))
+            with span("server algebra"):
+                plan = setup.method.plan(view, who, network, rng)
+                down = setup.method.download(view, who, plan, held, network)
+            coded = code_down(setup.codec, trained, down)
             extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
             fields: dict[str, Any] = {"client": who.client, "round": server.round, "capacity": who.capacity}
             fields["lr"] = training.rate(server.round, self.rounds.rounds)
@@ -378,6 +385,7 @@ class Federation:
             who.client, who.capacity, report["samples"], asked.plan, asked.reference, tensors, extras, figures
         ), report
 
+    @timed("server algebra")
     def _check_finite(self, round: int, tensors: Tensors, optimizer: State) -> None:
         for name, tensor in [*tensors.items(), *(pair for kind in optimizer.values() for pair in kind.items())]:
             if not finite(tensor):
@@ -407,6 +415,7 @@ class Federation:
         self.journal.append(event)
         self.on_event(event)
 
+    @timed("committing")
     def _commit(self, server: Server, changes: Changes) -> None:
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
         info["settings"] = self.settings()

@@ -6,6 +6,7 @@ task.json       what models are built from without the data: classes, clients, t
 metrics.jsonl   one event a line, only appended to
 checkpoint/     the last committed round: the server's tensors and the clients' states
 kept/           rounds that the recipe asked to keep, with private states
+trace.json      where the time went, if `--profile` was given
 summary.json    final and best accuracy, bytes, seconds, hashes, versions; written when the run is done
 ```
 """

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
+from fedfactor.profile import Recorder
+
 
 class Progress:
     """A bar a run on a terminal, a line a round elsewhere, nothing when quiet."""
@@ -84,6 +86,17 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
             f"{summary['seconds']:.0f}",
         ]
         table.add_row(*row, *([str(papers[name].get("accuracy", "-"))] if printed else []))
+    return table
+
+
+def where_time_went(name: str, recorder: Recorder) -> Table:
+    """Return the profile of a run: seconds by what was done; every column adds up to the wall time."""
+    columns = ["server's process"] + ([f"a worker (mean of {len(recorder.workers)})"] if recorder.workers else [])
+    table = Table(f"seconds of {escape(name)}", *columns)
+    for what, seconds in recorder.rows().items():
+        parts = [part for part in seconds if part is not None]
+        table.add_row(what, *[f"{part:.3f} ({part / recorder.wall:.0%})" for part in parts])
+    table.add_row("all", *[f"{recorder.wall:.3f}" for _ in columns])
     return table
 
 

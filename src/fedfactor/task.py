@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedfactor.profile import timed
+
 Kind = Literal["classification", "binary", "language"]
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets, one row an example."""
@@ -190,6 +192,7 @@ class Task:
             return ((outputs.flatten() > 0) == (targets.flatten() > 0)).sum()
         return (outputs.argmax(1) == targets).sum()
 
+    @timed("evaluating")
     def evaluate(self, model: nn.Module, examples: Examples, batch: int = 500) -> dict[str, float]:
         """Measure accuracy and loss (language: perplexity too) of a model as it is deployed."""
         was_training = model.training

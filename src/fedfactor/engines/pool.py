@@ -30,9 +30,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfactor import profile
 from fedfactor.client import Setup, work
 from fedfactor.engines.base import Done, Job
-from fedfactor.wire import Bytes
+from fedfactor.wire import Bytes, Room
 
 LIVES = 3
 """Workers that a job may kill before it counts as failed."""
@@ -92,6 +93,7 @@ def _padded(size: int) -> int:
 class Worker:
     """One process and the job it is busy with."""
 
+    number: int
     process: BaseProcess
     pipe: Connection
     down: Letters
@@ -103,7 +105,9 @@ class Worker:
 
     def take(self) -> tuple[Bytes | None, Bytes | None, str]:
         """Return reply, new state and reason of failure; raises `EOFError` or `OSError` if the worker is dead."""
-        sizes, failure = self.pipe.recv()
+        sizes, failure, track = self.pipe.recv()
+        if track is not None and (recorder := profile.current()) is not None:
+            recorder.absorb(self.number, track)
         reply, state = self.up.read(sizes)
         # Copies: the worker's next answer goes to the same place.
         return None if reply is None else bytearray(reply), None if state is None else bytes(state), failure
@@ -150,7 +154,9 @@ class Pool:
             if not busy:
                 return
             ready = ready or list(islice(coming, 1))  # made while the workers are busy
-            for pipe in wait(list(busy)):
+            with profile.span("waiting"):
+                answered = wait(list(busy))
+            for pipe in answered:
                 worker = busy[pipe]  # type: ignore[index]
                 job = worker.job
                 assert job is not None
@@ -194,9 +200,9 @@ class Pool:
         buffer = io.BytesIO()
         _Pickler(buffer, self._shared).dump(fresh)
         self._payload = buffer.getvalue()
-        self._crew = [self._hire() for _ in range(self.workers or os.cpu_count() or 1)]
+        self._crew = [self._hire(number) for number in range(self.workers or os.cpu_count() or 1)]
 
-    def _hire(self) -> Worker:
+    def _hire(self, number: int) -> Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fedfactor.engines.pool"])
         ours, theirs = context.Pipe()
@@ -206,18 +212,18 @@ class Pool:
         with _without_main():
             process.start()
         theirs.close()
-        return Worker(process, ours, Letters(down), Letters(up), shared)
+        return Worker(number, process, ours, Letters(down), Letters(up), shared)
 
     def _replace(self, worker: Worker) -> None:
         worker.dismiss()
         worker.process.kill()
         worker.process.join()
-        self._crew[self._crew.index(worker)] = self._hire()
+        self._crew[worker.number] = self._hire(worker.number)
 
     def _give(self, worker: Worker, job: Job) -> None:
         worker.job, worker.started = job, perf_counter()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found out, and mended, when we wait for it
-            worker.pipe.send(worker.down.write(job.message, job.state))
+            worker.pipe.send((worker.down.write(job.message, job.state), profile.current() is not None))
 
 
 def _serve(pipe: Connection, payload: bytes, down: str, up: str) -> None:
@@ -228,14 +234,20 @@ def _serve(pipe: Connection, payload: bytes, down: str, up: str) -> None:
     jobs, answers = Letters(down), Letters(up)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            message, state = jobs.read(pipe.recv())
-            assert message is not None
-            try:
-                reply, new = work(setup, message, state, answers.room)
-            except Exception as error:  # a client's failure costs its own update only
-                pipe.send((answers.write(None, None), f"{type(error).__name__}: {error}"))
-            else:
-                pipe.send((answers.write(reply, new), ""))
+            sizes, recorded = pipe.recv()
+            with profile.recording() if recorded else contextlib.nullcontext() as recorder:
+                reply, new, failure = _done(setup, jobs.read(sizes), answers.room)
+            track = None if recorder is None else recorder.mine
+            pipe.send((answers.write(reply, new), failure, track))
+
+
+def _done(setup: Setup, job: list[memoryview | None], room: Room) -> tuple[Bytes | None, Bytes | None, str]:
+    message, state = job
+    assert message is not None
+    try:
+        return *work(setup, message, state, room), ""
+    except Exception as error:  # a client's failure costs its own update only
+        return None, None, f"{type(error).__name__}: {error}"
 
 
 def _keep_freed_memory() -> None:

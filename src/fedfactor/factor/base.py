@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedfactor.profile import span
+
 Factors = dict[str, Tensor]
 
 
@@ -132,7 +134,8 @@ class Scheme(ABC):
 
         `geometry` is `None` for a linear layer.
         """
-        weight = self.compose(factors, shape)
+        with span("composing"):
+            weight = self.compose(factors, shape)
         return F.linear(x, weight, bias) if geometry is None else convolve(x, weight, bias, geometry)
 
     def parameters(self, shape: WeightShape) -> int:

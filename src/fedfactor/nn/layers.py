@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape, convolve
+from fedfactor.profile import span
 
 MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
 """From a weight's name and tensor to its factors, or `None` where that weight stays dense."""
@@ -40,7 +41,10 @@ class FactorWeight(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The dense weight, multiplied out anew at every access (once, within `composed_once`); differentiable."""
-        return self.scheme.compose(self.factors, self.shape) if self._held is None else self._held
+        if self._held is not None:
+            return self._held
+        with span("composing"):
+            return self.scheme.compose(self.factors, self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave a weight that is held for the length of a block out of copies."""

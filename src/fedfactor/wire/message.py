@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedfactor.plan import Tensors
+from fedfactor.profile import timed
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -60,6 +61,7 @@ Room = Callable[[int], memoryview]
 """Gives so many bytes that can be written to."""
 
 
+@timed("encoding")
 def encode(message: Message, room: Room | None = None) -> Bytes:
     """Write a message as bytes, into `room` if there is one; equal messages give equal bytes.
 
@@ -101,6 +103,7 @@ def _raw(tensor: Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
 
 
+@timed("encoding")
 def decode(data: Bytes) -> Message:
     """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
     metadata, tensors = _open(data)
@@ -200,6 +203,7 @@ def _view(data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
     return raw.view(dtype).view(shape)
 
 
+@timed("encoding")
 def expect(tensors: Tensors, like: Tensors, what: str) -> None:
     """Check that `tensors` has exactly the names, shapes and dtypes of `like`, and only finite numbers."""
     if tensors.keys() != like.keys():

@@ -1,0 +1,75 @@
+"""A thousand against a million clients: seconds a round and peak memory, each run in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import emit, note
+
+REPEATS, ROUNDS, WARMUP = 5, 40, 10
+
+
+class Net(nn.Module):
+    """A shared layer and a private head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(784, 64), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.body(x.flatten(1)).relu())
+        return out
+
+
+def run() -> None:
+    seconds: dict[int, list[float]] = {1_000: [], 1_000_000: []}
+    memory: dict[int, list[float]] = {1_000: [], 1_000_000: []}
+    for _ in range(REPEATS):
+        for clients in seconds:  # in turn, so that the machine's mood falls on both
+            command = [sys.executable, "-m", "benchmarks.population", str(clients)]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            seconds[clients].append(found["seconds"])
+            memory[clients].append(found["megabytes"])
+            note(f"{clients:,} clients: {1e3 * found['seconds']:.2f} ms a round, {found['megabytes']:.0f} MB")
+    few, many = ({"s": statistics.median(seconds[n]), "MB": statistics.median(memory[n])} for n in seconds)
+    emit("population_million_over_thousand_seconds", many["s"] / few["s"], "ratio", "<= 1.10")
+    emit("population_million_minus_thousand_memory", many["MB"] - few["MB"], "MB", "<= 100")
+
+
+def child(clients: int) -> None:
+    """Run one federation with private state a client, committed to disk, and print what it took."""
+    import fedfactor
+    from fedfactor.task import FederatedData, Virtual
+
+    torch.set_num_threads(1)
+    rng = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(60_000, 1, 28, 28, generator=rng), torch.randint(10, (60_000,), generator=rng)
+    data = FederatedData((inputs, labels), Virtual(clients, lambda client: (torch.arange(60) + 60 * client) % 60_000))
+    marks = [time.perf_counter()]
+
+    def after(event: dict[str, Any]) -> None:
+        marks.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as directory:
+        fedfactor.simulate(
+            Net, data, method="fedper", rounds=WARMUP + ROUNDS, cohort=10, batch=10, evaluate_every=0,
+            evaluate_clients="none", directory=directory, on_event=after,
+        )  # fmt: skip
+    taken = [after - before for before, after in itertools.pairwise(marks)][-ROUNDS:]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    print(json.dumps({"seconds": statistics.median(taken), "megabytes": peak}))
+
+
+if __name__ == "__main__":
+    child(int(sys.argv[1]))

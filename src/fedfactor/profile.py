@@ -1,0 +1,155 @@
+"""Where the time of a run goes: named spans of this process and of its workers, kept only while somebody records.
+
+```python
+with recording() as recorder:
+    ...
+print(recorder.rows())
+recorder.write("trace.json")  # opens in Perfetto and in Chrome
+```
+
+A span's own time is without the spans inside it, so that all of them and the rest add up to the wall time.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, ParamSpec, TypeVar
+
+Name = Literal["training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest"]
+NAMES: tuple[Name, ...] = (
+    "training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest",
+)  # fmt: skip
+MOST_SPANS = 200_000
+"""Spans a process keeps for the trace; the table counts all."""
+
+Span = tuple[Name, float, float]
+"""Name, start and length in seconds. The clock is the machine's, so that processes can be compared."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Track:
+    """What one process did."""
+
+    spans: list[Span] = field(default_factory=list)
+    seconds: dict[Name, float] = field(default_factory=dict)
+    """Each name's own time."""
+    dropped: int = 0
+
+    def add(self, other: Track) -> None:
+        """Take over what was recorded later."""
+        self.dropped += other.dropped + max(0, len(self.spans) + len(other.spans) - MOST_SPANS)
+        self.spans += other.spans[: MOST_SPANS - len(self.spans)]
+        for name, seconds in other.seconds.items():
+            self.count(name, seconds)
+
+    def count(self, name: Name, seconds: float) -> None:
+        """Add to a name's own time."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+class Recorder:
+    """Collects the spans of this process, and those that workers hand over."""
+
+    def __init__(self) -> None:
+        self.start, self.wall = perf_counter(), 0.0
+        self.mine = Track()
+        self.workers: dict[int, Track] = {}
+        self._inner: list[float] = []
+        """Of every open span, the time that spans inside it have taken."""
+
+    @contextmanager
+    def span(self, name: Name) -> Iterator[None]:
+        """Record a block."""
+        start = perf_counter()
+        self._inner.append(0.0)
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - start
+            self.mine.count(name, seconds - self._inner.pop())
+            if self._inner:
+                self._inner[-1] += seconds
+            if len(self.mine.spans) < MOST_SPANS:
+                self.mine.spans.append((name, start, seconds))
+            else:
+                self.mine.dropped += 1
+
+    def absorb(self, worker: int, track: Track) -> None:
+        """Add what a worker recorded."""
+        self.workers.setdefault(worker, Track()).add(track)
+
+    def rows(self) -> dict[Name, tuple[float, float | None]]:
+        """Return seconds by name, of this process and of a worker on average; each adds up to the wall time."""
+        mine = self._filled(self.mine.seconds, "the rest")
+        if not self.workers:
+            return {name: (mine[name], None) for name in NAMES}
+        tracks = self.workers.values()
+        mean = {name: sum(track.seconds.get(name, 0.0) for track in tracks) / len(tracks) for name in NAMES}
+        theirs = self._filled(mean, "waiting")
+        return {name: (mine[name], theirs[name]) for name in NAMES}
+
+    def _filled(self, seconds: dict[Name, float], left: Name) -> dict[Name, float]:
+        """Give what is left of the wall time to one name."""
+        found = {name: seconds.get(name, 0.0) for name in NAMES if name != left}
+        return {**found, left: self.wall - sum(found.values())}
+
+    def write(self, path: Path | str) -> None:
+        """Write all spans in Chrome's trace event format, a track a process."""
+        tracks = {0: self.mine, **{1 + worker: track for worker, track in sorted(self.workers.items())}}
+        events: list[dict[str, Any]] = []
+        for number, track in tracks.items():
+            name = f"worker {number}" if number else "server"
+            events.append({"ph": "M", "pid": 0, "tid": number, "name": "thread_name", "args": {"name": name}})
+            for what, start, seconds in track.spans:
+                place = {"pid": 0, "tid": number, "ts": 1e6 * (start - self.start), "dur": 1e6 * seconds}
+                events.append({"ph": "X", "name": what, "cat": "fedfactor", **place})
+        dropped = sum(track.dropped for track in tracks.values())
+        Path(path).write_text(json.dumps({"traceEvents": events, "otherData": {"spans left out": dropped}}))
+
+
+_recorder: Recorder | None = None
+_NOTHING = nullcontext()
+
+
+def span(name: Name) -> AbstractContextManager[None]:
+    """Record a block, if anybody is recording."""
+    return _NOTHING if _recorder is None else _recorder.span(name)
+
+
+def timed(name: Name) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Record every call of a function, if anybody is recording."""
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+            with span(name):
+                return function(*args, **kwargs)
+
+        return inner
+
+    return wrap
+
+
+def current() -> Recorder | None:
+    """Return who is recording in this process."""
+    return _recorder
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Record until the block ends."""
+    global _recorder
+    before, _recorder = _recorder, Recorder()
+    try:
+        yield _recorder
+    finally:
+        _recorder.wall = perf_counter() - _recorder.start
+        _recorder = before
