@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint types check bench clean
+.PHONY: setup demo test lint types check bench bench-peers clean
 
 setup: $(READY)
 
@@ -35,5 +35,14 @@ check: lint types test
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# fedfactor, a plain PyTorch loop, pfl and Flower's simulation on the same workloads; the peers in their own environment.
+bench-peers: $(READY) .bench-peers/ready
+	$(BIN)/python -m benchmarks.peers .bench-peers
+
+.bench-peers/ready: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .bench-peers
+	.bench-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/requirements.txt
+	touch .bench-peers/ready
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis

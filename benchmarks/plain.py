@@ -21,13 +21,9 @@ from benchmarks.workloads import Workload
 class Loop:
     """Rounds of federated averaging in worker processes, or, with none, in this one."""
 
-    def __init__(
-        self, work: Workload, data: tuple[Tensor, Tensor], workers: int, *, fused: bool, channels_last: bool = False
-    ) -> None:
+    def __init__(self, work: Workload, data: tuple[Tensor, Tensor], workers: int, *, fused: bool) -> None:
         self._work, self._data, self._fused, self._round = work, data, fused, 0
         self._model = work.model()
-        if channels_last:
-            self._model = self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._weights = _shared(self._model)
         self._sums = [_shared(self._model) for _ in range(max(workers, 1))]
         context = multiprocessing.get_context("fork")

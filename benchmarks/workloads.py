@@ -57,3 +57,4 @@ def logistic() -> nn.Module:
 
 CIFAR = Workload("cifar", cifar_net, (3, 32, 32), users=1000, samples=50, cohort=50, batch=10, lr=0.1)
 LOGISTIC = Workload("logistic", logistic, (1, 28, 28), users=1000, samples=60, cohort=10, batch=10, lr=0.1)
+WORKLOADS = {work.name: work for work in (CIFAR, LOGISTIC)}
