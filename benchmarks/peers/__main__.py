@@ -31,8 +31,7 @@ def peer(command: list[str], work: Workload) -> float:
     done = subprocess.run(
         [*command, work.name, rounds],
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
