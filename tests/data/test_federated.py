@@ -274,6 +274,16 @@ def test_ten_classes_with_thousands_fit_a_line_of_80() -> None:
     assert lines[2].split() == ["1", *["1.0k○"] * 10, "10k", "10"]
 
 
+@pytest.mark.parametrize(("width", "amounts"), [(80, False), (200, True)])
+def test_amounts_are_beside_the_dots_where_there_is_room(width: int, amounts: bool) -> None:
+    labels = torch.arange(2000) % 20
+    data = FederatedData((torch.zeros(2000, 1), labels), [torch.arange(1000), torch.arange(1000, 2000)])
+    text = text_of(data, [f"aeroplane{label}" for label in range(20)], width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("50●") == (40 if amounts else 0) and ("●" * 20 in text) is not amounts
+    assert "…" not in text or not amounts
+
+
 def test_many_classes_fit_the_screen() -> None:
     labels = torch.arange(1000) % 100
     data = FederatedData((torch.zeros(1000, 1), labels), [torch.arange(0, 1000, 2), torch.arange(1, 1000, 2)])

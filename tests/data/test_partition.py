@@ -61,9 +61,9 @@ def test_dirichlet(labels: Labels, clients: int, alpha: float, least: int, seed:
 
 def test_dirichlet_with_many_clients_is_fast_and_whole() -> None:
     labels = np.repeat(np.arange(10), 5000)
-    before = time.perf_counter()
+    before = time.process_time()
     parts = P.dirichlet(labels, 1000, 0.1, rng())
-    assert time.perf_counter() - before < 5
+    assert time.process_time() - before < 5
     assert_disjoint(parts, 50_000, complete=True)
     assert min(map(len, parts)) >= 2
     # Topping up the smallest does not blur the classes: clients have few of them.

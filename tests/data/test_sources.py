@@ -49,6 +49,25 @@ def test_mistakes_name_what_there_is(tmp_path: Path) -> None:
         load("huggingface", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("digits", {"test_share": 1.0}, "test_share must lie between 0 and 1, got 1"),
+        ("digits", {"test_share": -0.5}, "test_share must lie between 0 and 1, got -0.5"),
+        ("digits", {"norm": "cifar10"}, "the normalisation 'cifar10' is for 3 channels, the images have 1"),
+        ("imdb", {"length": 0}, "length must be a whole number, at least 1, got 0"),
+        ("ag_news", {"vocabulary": -1}, "vocabulary must be a whole number, at least 1, got -1"),
+        ("shakespeare", {"roles": -1}, "roles must be a whole number, at least 0, got -1"),
+        ("folder", {"path": ".", "size": -3}, "size must be a whole number, at least 0, got -3"),
+        ("folder", {"path": "."}, "folder has no training examples: its files in .* are empty, or of another layout"),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(ValueError, match=message):
+        load(name, tmp_path, **options)
+
+
 def test_digits_need_nothing(tmp_path: Path) -> None:
     data = load("digits", tmp_path / "nowhere")
     assert data.train[0].shape == (1438, 1, 8, 8)

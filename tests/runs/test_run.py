@@ -20,6 +20,7 @@ from fedfactor import run as runs
 from fedfactor.recipe import Recipe, override, resolve
 from fedfactor.run import RunError, load, run
 from fedfactor.store import DiskStore
+from tests.conformance.tiny import METHODS
 from tests.conformance.tiny import run as simulated
 
 ROOT = Path(__file__).parents[2]
@@ -258,6 +259,23 @@ def test_models_open_without_the_data(finished: Path, request: pytest.FixtureReq
     assert opened.summary is not None and opened.summary["rounds"] == 3
     table = opened.table()
     assert table["round"] == [1, 2, 3] and len(table["totals.bytes_up"]) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_of_every_method_open_without_the_data(
+    method: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    levels = ("capacities.levels=[1.0, 0.5]", "capacities.shares=[0.5, 0.5]", "run.keep_rounds=[1]")
+    result = run(recipe(f"method.name={method}", "train.epochs=2", "train.rounds=2", *levels), tmp_path)
+    request.getfixturevalue("no_data")
+    x = torch.randn(4, 1, 8, 8)
+    opened = load(tmp_path)
+    for level in (1.0, 0.5):
+        torch.testing.assert_close(opened.model(level).eval()(x), result.model_at(level).eval()(x), rtol=0, atol=0)
+    for client in range(6):
+        ours, theirs = opened.model(client=client).eval(), result.client_model(client).eval()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+        load(tmp_path, round=1).model(client=client)
 
 
 def test_statistics_of_norms_are_kept_with_the_round(request: pytest.FixtureRequest, tmp_path: Path) -> None:

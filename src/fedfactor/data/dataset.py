@@ -51,7 +51,12 @@ class Dataset:
                 raise ValueError(f"{self.name}: inputs, targets and ids of {part} differ in length")
         if not self.images and (self.norm != "none" or self.crop or self.flip or self.rotate):
             raise ValueError(f"{self.name} is text: it cannot be normalised, cropped, flipped or rotated")
-        self.transform  # noqa: B018  raises here rather than in the middle of a run
+        transform = self.transform  # raises here rather than in the middle of a run
+        if isinstance(transform, Transform) and len(transform.mean) not in (1, self.train[0].shape[1]):
+            raise ValueError(
+                f"{self.name}: the normalisation {self.norm!r} is for {len(transform.mean)} channels, the images have "
+                f"{self.train[0].shape[1]}"
+            )
 
     @property
     def classes(self) -> int:

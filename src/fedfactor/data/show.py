@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -15,9 +17,6 @@ from fedfactor.task import FederatedData
 
 DOTS = "·∘○◉●"
 STYLES = ("dim", "cyan", "cyan", "bold cyan", "bold bright_cyan")
-WIDE = 20
-"""More classes than this have no room for their amounts beside the dots."""
-
 Counts = NDArray[np.int64]
 
 
@@ -35,35 +34,55 @@ def counts(data: FederatedData, classes: int = 0, *, test: bool = False) -> Coun
 
 def draw(
     data: FederatedData, classes: Sequence[str] | int = 0, *, most: int = 50, title: str = "", test: bool = False
-) -> RenderableType:
+) -> Plot:
     """Draw a dot for every client and class, the larger the more examples, with the amounts beside it.
 
-    `most` is the number of clients shown; the totals are of all. With many classes the amounts are in the legend only.
+    `most` is the number of clients shown; the totals are of all.
     """
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else [str(name) for name in classes]
-    table_of = counts(data, len(names), test=test)
-    names += [str(label) for label in range(len(names), table_of.shape[1])]
-    names = [_visible(name) for name in names]
-    bounds = _bounds(table_of)
-    wide = len(names) <= WIDE
-    table = Table(title=title or None, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("client", justify="right", no_wrap=True)
-    if wide:
-        for name in names:
-            table.add_column(name[:5], justify="right", no_wrap=True)  # ten classes fit a line of 80 characters
-    else:
-        table.add_column(f"{names[0]} … {names[-1]} ({len(names)} classes)", no_wrap=False, overflow="fold")
-    table.add_column("all", justify="right", no_wrap=True)
-    table.add_column("classes", justify="right", no_wrap=True)
-    for client, row in enumerate(table_of[:most]):
-        dots = [_dot(int(amount), bounds, wide) for amount in row]
-        cells = dots if wide else [Text("").join(dots)]
-        table.add_row(str(client), *cells, short(int(row.sum())), str(np.count_nonzero(row)))
-    if len(table_of) > most:
-        table.add_row("…")
-    sums = [Text(short(int(amount))) for amount in table_of.sum(0)] if wide else [Text("")]
-    table.add_row("all", *sums, short(int(table_of.sum())), str(np.count_nonzero(table_of.sum(0))), style="bold")
-    return Group(table, _legend(table_of, bounds))
+    table = counts(data, len(names), test=test)
+    names += [str(label) for label in range(len(names), table.shape[1])]
+    return Plot(table, [_visible(name) for name in names], most, title)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot for a terminal: amounts are beside the dots if the line has room for them, else in the legend only."""
+
+    counts: Counts
+    names: Sequence[str]
+    most: int = 50
+    title: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        bounds = _bounds(self.counts)
+        table = self._table(bounds, amounts=True)
+        if Measurement.get(console, options.update(max_width=10_000), table).maximum > options.max_width:
+            table = self._table(bounds, amounts=False)
+        yield table
+        yield _legend(self.counts, bounds)
+
+    def _table(self, bounds: list[int], *, amounts: bool) -> Table:
+        table = Table(title=self.title or None, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("client", justify="right", no_wrap=True)
+        if amounts:
+            for name in self.names:
+                table.add_column(name[:5], justify="right", no_wrap=True)  # ten classes fit a line of 80 characters
+        else:
+            head = f"{self.names[0]} … {self.names[-1]} ({len(self.names)} classes)"
+            table.add_column(head, no_wrap=False, overflow="fold")
+        table.add_column("all", justify="right", no_wrap=True)
+        table.add_column("classes", justify="right", no_wrap=True)
+        for client, row in enumerate(self.counts[: self.most]):
+            dots = [_dot(int(amount), bounds, amounts) for amount in row]
+            cells = dots if amounts else [Text("").join(dots)]
+            table.add_row(str(client), *cells, short(int(row.sum())), str(np.count_nonzero(row)))
+        if len(self.counts) > self.most:
+            table.add_row("…")
+        total = self.counts.sum(0)
+        sums = [Text(short(int(amount))) for amount in total] if amounts else [Text("")]
+        table.add_row("all", *sums, short(int(total.sum())), str(np.count_nonzero(total)), style="bold")
+        return table
 
 
 def _bounds(table: Counts) -> list[int]:
@@ -72,11 +91,11 @@ def _bounds(table: Counts) -> list[int]:
     return [max(size, round(top * ((size + 1) / len(DOTS)) ** 2)) for size in range(len(DOTS) - 1)] + [top]
 
 
-def _dot(amount: int, bounds: list[int], wide: bool) -> Text:
+def _dot(amount: int, bounds: list[int], with_amount: bool) -> Text:
     if not amount:
-        return Text("" if wide else " ")
+        return Text("" if with_amount else " ")
     size = next((number for number, bound in enumerate(bounds) if amount <= bound), len(DOTS) - 1)
-    return Text(f"{short(amount)}{DOTS[size]}" if wide else DOTS[size], style=STYLES[size])
+    return Text(f"{short(amount)}{DOTS[size]}" if with_amount else DOTS[size], style=STYLES[size])
 
 
 def short(amount: int) -> str:

@@ -13,6 +13,7 @@ from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, optional, read_lines
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import missing, source
+from fedfactor.settings import check_number
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
 
@@ -115,6 +116,7 @@ def _dataset(
     also: Sequence[Path] = (),
 ) -> Dataset:
     """Decode all files into arrays on disk, once."""
+    check_number("size", size, 0, whole=True)
 
     def build(draft: Draft) -> None:
         side: tuple[int, int] | None = (size, size) if size else None

@@ -15,6 +15,7 @@ from fedfactor.data.sources.files import check_labels, first, read_text
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import missing, source
 from fedfactor.rng import numpy_rng
+from fedfactor.settings import check_number
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; a character's id is its place here."""
@@ -32,6 +33,8 @@ def shakespeare(folder: Path, roles: int = 0, least: int = 2, role_seed: int = 0
     As in LEAF a role's lines are joined by spaces. `roles` takes so many at random of those with at least `least`
     windows.
     """
+    for option, value in (("roles", roles), ("least", least)):
+        check_number(option, value, 0, whole=True)
     roots = [folder / "shakespeare", folder / "leaf" / "data" / "shakespeare" / "data" / "raw_data", folder]
     roots[1:1] = [roots[0] / "data" / "raw_data", roots[0] / "raw_data"]
     place = first(root / "by_play_and_character" for root in roots)

@@ -123,9 +123,11 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     picture = {key: options.pop(key) for key in PICTURE if key in options}
     picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
     folder = data_folder(data_dir)
-    if found.prefix:
-        return dataclasses.replace(found.loader(folder, _rest(found, name), **options), **picture)
-    return dataclasses.replace(found.loader(folder, **options), **picture)
+    names = [_rest(found, name)] if found.prefix else []
+    loaded = dataclasses.replace(found.loader(folder, *names, **options), **picture)
+    if not len(loaded.train[1]):
+        raise ValueError(f"{name} has no training examples: its files in {folder} are empty, or of another layout")
+    return loaded
 
 
 def resolved(name: str, **options: Any) -> dict[str, Any]:
@@ -160,8 +162,10 @@ def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
     """Build the error of a data set whose files are in none of the places looked at."""
     places = " or ".join(str(place) for place in looked)
     fetch = info(name).fetch.format(data=folder)
-    how = f"; fetch it with `{fetch}`" if fetch else ""
-    return MissingData(f"{name} was looked for in {places} and not found{how}, or name its folder by {VARIABLE}")
+    how = f"fetch it with `{fetch}`, or " if fetch else ""
+    return MissingData(
+        f"{name} was looked for in {places} and not found; {how}name the data folder by --data-dir or {VARIABLE}"
+    )
 
 
 @cache

@@ -16,6 +16,7 @@ from fedfactor.data.sources.files import first, read_lines, read_text
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import missing, source
 from fedfactor.rng import numpy_rng
+from fedfactor.settings import check_number
 
 WORD = re.compile(r"[a-z0-9']+")
 BREAK = re.compile(r"<[^>]*>")
@@ -43,6 +44,8 @@ def imdb(
     reviews. Long ones are cut after `length` words. `pool` puts train and test together and takes `pool_train` of
     them, half of each class, for training: PriSM's 100 clients of 375 need more than the official 25,000.
     """
+    for option, value in (("words", words), ("length", length)):
+        check_number(option, value, 1, whole=True)
     places = [folder / "aclImdb", folder / "imdb" / "aclImdb"]
     place = first(places)
     if place is None:
@@ -87,6 +90,8 @@ def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64) -> Dataset
 
     Id 0 is the padding behind short texts, 1 any unknown word, the rest the training set's most frequent words.
     """
+    for option, value in (("vocabulary", vocabulary), ("length", length)):
+        check_number(option, value, 1, whole=True)
     places = [folder / "ag_news_csv", folder / "ag_news"]
     place = first(places)
     if place is None:
