@@ -222,7 +222,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             travel += ctx.lr * pull
             losses, steps = losses + loss.detach(), steps + 1
         for name in parameters:
-            ctx.travel[name] = ctx.travel.get(name, 0.0) + travel
+            ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * setup.method.pace(name)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in setup.trained(ctx.capacity))
         parameter.grad = None
@@ -247,34 +247,36 @@ class Descent:
     """
 
     def __init__(self, setup: Setup, network: nn.Module, parameters: Mapping[str, nn.Parameter], lr: float) -> None:
-        self._lr, self._momentum = lr, setup.training.momentum
-        self._groups: dict[float, list[nn.Parameter]] = {}
+        self._momentum = setup.training.momentum
+        self._groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             decay = setup.training.weight_decay if setup.method.decays(name, network) else 0.0
-            self._groups.setdefault(decay, []).append(parameter)
+            self._groups.setdefault((lr * setup.method.pace(name), decay), []).append(parameter)
         self._pulls: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
     def step(self) -> None:
         """Step along the gradients; parameters without one stay."""
-        for decay, members in self._groups.items():
+        for (lr, decay), members in self._groups.items():
             moving = [parameter for parameter in members if parameter.grad is not None]
             if not self._momentum:
-                self._move(moving, [], decay)
+                self._move(moving, [], lr, decay)
                 continue
             # The kernel takes one word for all: whether their first gradients start the pulls.
             new = [parameter for parameter in moving if parameter not in self._pulls]
             old = [parameter for parameter in moving if parameter in self._pulls]
             self._pulls.update((parameter, torch.empty_like(parameter)) for parameter in new)
-            self._move(old, [self._pulls[parameter] for parameter in old], decay)
-            self._move(new, [self._pulls[parameter] for parameter in new], decay, first=True)
+            self._move(old, [self._pulls[parameter] for parameter in old], lr, decay)
+            self._move(new, [self._pulls[parameter] for parameter in new], lr, decay, first=True)
 
-    def _move(self, moving: Sequence[Tensor], pulls: list[Tensor], decay: float, *, first: bool = False) -> None:
+    def _move(
+        self, moving: Sequence[Tensor], pulls: list[Tensor], lr: float, decay: float, *, first: bool = False
+    ) -> None:
         if not moving:
             return
         gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
         torch._fused_sgd_(
-            list(moving), gradients, pulls, lr=self._lr, momentum=self._momentum,
+            list(moving), gradients, pulls, lr=lr, momentum=self._momentum,
             weight_decay=decay, dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
         )  # fmt: skip
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
 from fedfactor.profile import timed
+from fedfactor.settings import check_choice
 from fedfactor.store import HeldTensors, States
 from fedfactor.task import like
 from fedfactor.wire import BadMessage, Message, decode, expect
@@ -53,6 +54,7 @@ class Evaluator:
             if rounds.evaluate_limit
             else "none",
             "worst_decile": "mean of the lowest tenth of the clients",
+            "best": "the round of the highest mean accuracy, chosen on the test data that it is measured on",
             "every": rounds.evaluate_every,
             "norm_statistics": "of deployed models estimated on all clients' training data, of a client's own scores "
             "those of its test batches"
@@ -94,7 +96,7 @@ class Evaluator:
         if federation.rounds.evaluate_clients == "none":
             return
         for when in ("before", "after"):
-            scores = [report[when] for report in reports if isinstance(report.get(when), dict)]
+            scores = {report["client"]: report[when] for report in reports if isinstance(report.get(when), dict)}
             if scores:
                 event[f"selected_{when}"] = spread(scores)
         if federation.rounds.evaluate_clients == "all":
@@ -108,10 +110,11 @@ class Evaluator:
         setup = self.federation.setup
         return setup.method.has_global_model(setup.network(1.0))
 
-    def _all_clients(self, server: Server, store: States) -> list[dict[str, float]]:
+    def _all_clients(self, server: Server, store: States) -> dict[int, dict[str, float]]:
         everyone = [self.federation.participant(client, server.round) for client in self._everybody()]
         found = self._gather("evaluate", "evaluated", server, everyone, store)
-        return [message.fields["scores"] for message in found.values() if message.fields["scores"] is not None]
+        scores = {client: message.fields["scores"] for client, message in found.items()}
+        return {client: score for client, score in scores.items() if score is not None}
 
     def _everybody(self) -> list[int]:
         """Return all clients, or those that stand for them."""
@@ -264,8 +267,9 @@ def _statistics_of(network: nn.Module) -> dict[str, Tensor]:
     return {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
 
 
-def spread(scores: list[dict[str, float]]) -> dict[str, Any]:
-    """Summarise clients' accuracies: mean, spread, worst decile, and every value."""
+def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
+    """Summarise accuracies by client: mean, spread, worst decile, and every value with whose it is."""
+    scores = list(found.values())
     values = [score["accuracy"] for score in scores]
     mean = sum(values) / len(values)
     lowest = sorted(values)[: max(1, math.ceil(len(values) / 10))]
@@ -277,6 +281,7 @@ def spread(scores: list[dict[str, float]]) -> dict[str, Any]:
         "worst_decile": sum(lowest) / len(lowest),
         "clients": len(values),
         "each": values,
+        "who": list(found),
     }
 
 
@@ -295,6 +300,46 @@ def summary(events: list[dict[str, Any]], target: float | None = None) -> dict[s
             found[key]["target"] = target
             found[key]["reached"] = None if reached is None else {"round": reached["round"], **reached["totals"]}
     return found
+
+
+def compare(
+    ours: list[dict[str, Any]],
+    theirs: list[dict[str, Any]],
+    *,
+    measured: Literal["all", "selected_before", "selected_after"] = "all",
+    when: Literal["best", "last"] = "best",
+) -> dict[str, Any]:
+    """Set the clients' accuracies of two runs (their events) side by side: who wins, and who loses (FedDecomp, Fig. 7).
+
+    `when` is each run's own round of the highest mean accuracy, or its last that was measured.
+    """
+    check_choice("measured", measured, ("all", "selected_before", "selected_after"))
+    check_choice("when", when, ("best", "last"))
+    mine, other = (_chosen(events, measured, when) for events in (ours, theirs))
+    common = sorted(mine[1].keys() & other[1].keys())
+    if not common:
+        raise ValueError(f"no client was measured in round {mine[0]} of one run and in round {other[0]} of the other")
+    gains = {client: mine[1][client] - other[1][client] for client in common}
+    return {
+        "measured": measured,
+        "rounds": [mine[0], other[0]],
+        "clients": len(common),
+        "wins": sum(gain > 0 for gain in gains.values()),
+        "ties": sum(gain == 0 for gain in gains.values()),
+        "losses": sum(gain < 0 for gain in gains.values()),
+        "losers": [client for client, gain in gains.items() if gain < 0],
+        "mean_gain": sum(gains.values()) / len(common),
+        "worst_gain": min(gains.values()),
+    }
+
+
+def _chosen(events: list[dict[str, Any]], measured: str, when: str) -> tuple[int, dict[int, float]]:
+    """Return the round that counts, and the accuracies of its clients."""
+    rounds = [event for event in events if event["event"] == "round" and measured in event]
+    if not rounds:
+        raise ValueError(f"a run without a measurement {measured!r}; evaluate_clients says which are made")
+    event = rounds[-1] if when == "last" else max(rounds, key=lambda event: event[measured]["accuracy"])
+    return event["round"], dict(zip(event[measured]["who"], event[measured]["each"], strict=True))
 
 
 def _accuracy(scores: dict[str, Any]) -> float:

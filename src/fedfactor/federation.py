@@ -124,7 +124,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        setup.method = setup.method.fitted(self.capacities.levels)
+        setup.method = setup.method.fitted(self.capacities.levels).sized(setup.task.data.example)
         reason = setup.method.refuses(setup.optimizer, setup.codec)
         if reason:
             raise ValueError(reason)

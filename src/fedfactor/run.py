@@ -21,17 +21,18 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import filelock
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedfactor
 from fedfactor.client import Setup, sections
 from fedfactor.data import federated
 from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
+from fedfactor.evaluation import compare
 from fedfactor.federation import Federation, Server
 from fedfactor.plan import Tensors
 from fedfactor.recipe import Recipe, Table, builder_of, read, resolve
@@ -170,6 +171,8 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, d
         "clients": data.clients,
         "input_shape": data.train[0].shape[1:],
         "input_dtype": str(data.train[0].dtype).removeprefix("torch."),
+        "seen_shape": data.example.shape,
+        "seen_dtype": str(data.example.dtype).removeprefix("torch."),
         "transform": str(data.transform),
     }
     return Task(_model(tables["model"], dataset.classes), data, dataset.kind), facts
@@ -198,8 +201,14 @@ def _built(name: str, builder: Callable[..., Any], options: Table) -> nn.Module:
 class Absent(FederatedData):
     """The clients of a run whose data is not at hand: they can be counted, not asked."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, example: Tensor) -> None:
         object.__setattr__(self, "_clients", clients)
+        object.__setattr__(self, "_example", example)
+
+    @property
+    def example(self) -> Tensor:
+        """An input of zeros, of the right shape and type."""
+        return cast(Tensor, self.__dict__["_example"])
 
     @property
     def clients(self) -> int:
@@ -272,6 +281,11 @@ class Run:
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
+    def against(self, other: Run | Path | str, **how: Any) -> dict[str, Any]:
+        """Say how many clients win and lose against another run, Local or FedAvg say: see `evaluation.compare`."""
+        theirs = other if isinstance(other, Run) else Run(other)
+        return compare(self.metrics, theirs.metrics, **how)
+
     @property
     def summary(self) -> dict[str, Any] | None:
         """What the finished run wrote; `None` while it runs."""
@@ -285,7 +299,9 @@ class Run:
             raise RunError(f"there is no client {client}: the run has {facts['clients']}, counted from 0")
         if capacity is not None and not 0 < capacity <= 1:
             raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
-        task = Task(_model(self.recipe.tables["model"], facts["classes"]), Absent(facts["clients"]), facts["kind"])
+        example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
+        absent = Absent(facts["clients"], example)
+        task = Task(_model(self.recipe.tables["model"], facts["classes"]), absent, facts["kind"])
 
         def read() -> nn.Module:
             result = self._rebuilt(task)

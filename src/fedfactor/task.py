@@ -117,6 +117,11 @@ class FederatedData:
             digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    @property
+    def example(self) -> Tensor:
+        """One input as a model sees it."""
+        return self.transform.test(self.train[0][:1])[0]
+
     def of(self, client: int) -> Examples:
         """Return a client's own training examples."""
         return _rows(self.train, self.train_of[client])

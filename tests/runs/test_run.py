@@ -342,6 +342,12 @@ def test_a_round_that_was_not_kept_names_those_that_were(
         load(none, round=1)
 
 
+def test_runs_are_compared_client_by_client(finished: Path) -> None:
+    opened = load(finished)
+    itself = opened.against(finished, measured="selected_after", when="last")
+    assert itself["clients"] == itself["ties"] > 0 and opened.against(opened, measured="selected_after")["losers"] == []
+
+
 def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no client 6: the run has 6, counted from 0"):
         load(finished).model(client=6)

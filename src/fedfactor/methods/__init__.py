@@ -18,6 +18,7 @@ from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.methods.origdrop import OrigDrop
+from fedfactor.methods.pfedgate import PFedGate
 from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
 from fedfactor.methods.pufferfish import Pufferfish
@@ -44,6 +45,7 @@ __all__ = [
     "OrigDrop",
     "OrthDrop",
     "Outcome",
+    "PFedGate",
     "PFedPara",
     "PFedSD",
     "Participant",

@@ -89,6 +89,9 @@ class Method:
     adapts: ClassVar[bool] = False
     """Whether clients of less capacity get a smaller network; others give everybody the same."""
 
+    plain: ClassVar[bool] = True
+    """Whether models are deployed as ordinary layers: not where weights depend on the input."""
+
     @property
     def reports(self) -> tuple[str, ...]:
         """Names of the numbers that `report` returns; a reply with others is a failure."""
@@ -103,6 +106,10 @@ class Method:
 
     def fitted(self, levels: Sequence[float]) -> Self:
         """Return this method as it is for a run with these capacity levels; asked once, before anything else."""
+        return self
+
+    def sized(self, example: Tensor) -> Self:
+        """Return this method as it is for inputs like this one; asked once, before a network is built."""
         return self
 
     def at(self, round: int) -> Method:
@@ -200,6 +207,10 @@ class Method:
         """Return what stays on the client until its next round."""
         private = self.private_names(network)
         return {name: tensor for name, tensor in tensors_of(network).items() if name in private} if private else {}
+
+    def pace(self, name: str) -> float:
+        """Return the learning rate of a parameter as a multiple of the run's."""
+        return 1.0
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         """Return plain numbers about this client's training, for `observe`: they leave the client, so keep them few."""
