@@ -18,9 +18,10 @@ import torch
 
 from fedfactor.client import Setup
 from fedfactor.engines import Done, Job, Pool
-from fedfactor.engines.pool import Letters, share
+from fedfactor.engines.pool import Letters, Shelf, share
 from fedfactor.methods import HeteroFL
 from fedfactor.registry import entries
+from fedfactor.wire import Message, decode, encode
 from tests.conformance.tiny import Tiny, data, run
 
 
@@ -58,6 +59,20 @@ def test_jobs_are_made_when_they_are_needed() -> None:
     with Watching(2) as pool:
         run(engine=pool, rounds=1, cohort=6, evaluate_clients="none")
     assert done == made == [6]
+
+
+def test_memory_of_replies_is_used_again_only_when_nobody_holds_them() -> None:
+    shelf = Shelf()
+    held = [
+        decode(shelf.copy(memoryview(encode(Message("x", {}, {"w": torch.full((9,), float(i))}))))) for i in range(3)
+    ]
+    for i, message in enumerate(held):
+        assert torch.equal(message.tensors["w"], torch.full((9,), float(i)))
+    assert len(shelf._buffers) == 3
+    part = held[1].tensors["w"][4:]  # a view of a view of it
+    del message, held
+    other = shelf.copy(memoryview(encode(Message("y", {}, {"w": torch.full((9,), 7.0)}))))
+    assert len(shelf._buffers) == 3 and bytes(other[:8]) and torch.equal(part, torch.full((5,), 1.0))
 
 
 def test_letters_grow_and_are_read_in_place() -> None:

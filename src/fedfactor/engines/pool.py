@@ -89,6 +89,27 @@ def _padded(size: int) -> int:
     return -(-max(size, 0) // 64) * 64
 
 
+class Shelf:
+    """Memory for replies that is used again when nobody holds them any more: new memory must be zeroed first."""
+
+    def __init__(self) -> None:
+        self._buffers: list[bytearray] = []
+
+    def copy(self, data: memoryview) -> memoryview:
+        """Return a copy that can be written to."""
+        size = len(data)
+        for buffer in self._buffers:
+            # The list, this loop and the call below hold it; a reply still in use would too.
+            if size <= len(buffer) <= 2 * size and sys.getrefcount(buffer) == 3:
+                break
+        else:
+            buffer = bytearray(size + size // 8)
+            self._buffers.append(buffer)
+        found = memoryview(buffer)[:size]
+        found[:] = data
+        return found
+
+
 @dataclass
 class Worker:
     """One process and the job it is busy with."""
@@ -103,14 +124,14 @@ class Worker:
     job: Job | None = None
     started: float = 0.0
 
-    def take(self) -> tuple[Bytes | None, Bytes | None, str]:
+    def take(self, shelf: Shelf) -> tuple[Bytes | None, Bytes | None, str]:
         """Return reply, new state and reason of failure; raises `EOFError` or `OSError` if the worker is dead."""
         sizes, failure, track = self.pipe.recv()
         if track is not None and (recorder := profile.current()) is not None:
             recorder.absorb(self.number, track)
         reply, state = self.up.read(sizes)
         # Copies: the worker's next answer goes to the same place.
-        return None if reply is None else bytearray(reply), None if state is None else bytes(state), failure
+        return None if reply is None else shelf.copy(reply), None if state is None else bytes(state), failure
 
     def dismiss(self) -> None:
         """Close everything that leads to the process; it ends when its pipe does."""
@@ -128,6 +149,7 @@ class Pool:
     _setup: Setup | None = None
     _payload: bytes = b""
     _shared: list[Any] = field(default_factory=list)
+    _shelf: Shelf = field(default_factory=Shelf)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -161,7 +183,7 @@ class Pool:
                 job = worker.job
                 assert job is not None
                 try:
-                    reply, state, failure = worker.take()
+                    reply, state, failure = worker.take(self._shelf)
                 except (EOFError, OSError):
                     self._replace(worker)
                     deaths[job.client] = deaths.get(job.client, 0) + 1
@@ -188,6 +210,7 @@ class Pool:
         for handle in self._shared:
             handle.close()
         self._shared.clear()
+        self._shelf = Shelf()
         self._setup = None
 
     def _prepare(self, setup: Setup) -> None:
