@@ -154,12 +154,21 @@ class Federation:
 
     def _start(self) -> Server:
         setup = self.setup.at(0)
+        self._check_fit()
         tensors = self._first_tensors(setup)
         totals: dict[str, float] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
         self._note({"event": "start", "protocol": self.evaluator.protocol()})
         self._commit(server, {})
         return server
+
+    def _check_fit(self) -> None:
+        """Count the operations of the first round's model now: a model that cannot take the data fails here."""
+        try:
+            self.evaluator.macs(self.capacities.levels[0])
+        except Exception as error:
+            shape = " x ".join(map(str, self.setup.task.data.train[0].shape[1:]))
+            raise ValueError(f"the model cannot take the data, examples of {shape or 'one number'}: {error}") from error
 
     def _first_tensors(self, setup: Setup) -> Tensors:
         # The server's space is on the CPU and in full precision, wherever and however clients train.

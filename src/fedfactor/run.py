@@ -40,7 +40,7 @@ from fedfactor.settings import check_device_here
 from fedfactor.simulation import Result
 from fedfactor.store import DiskStore, Journal
 from fedfactor.task import FederatedData, Task
-from fedfactor.wire import decode
+from fedfactor.wire import BadMessage, decode
 
 
 class RunError(RuntimeError):
@@ -87,12 +87,18 @@ def run(
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Make a directory and keep other processes from running in it."""
-    directory.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(directory / "lock")
     try:
-        with filelock.FileLock(directory / "lock").acquire(timeout=0):
-            yield
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
     except filelock.Timeout:
         raise RunError(f"another process is using {directory}; wait for it, or give another directory") from None
+    except OSError as error:
+        raise RunError(f"{directory} cannot be a run directory ({error}); give another one") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
@@ -331,7 +337,10 @@ class Run:
         Empty if it holds nothing.
         """
         state = self._steady(lambda: self._store().read("client", client))
-        return sections(decode(state).tensors) if state else {}
+        try:
+            return sections(decode(state).tensors) if state else {}
+        except BadMessage as error:
+            raise RunError(f"the state of client {client} in {self.directory} is damaged: {error}") from None
 
     def result(self, data_dir: Path | str | None = None) -> Result:
         """Load the data too and rebuild the federation, to measure again."""

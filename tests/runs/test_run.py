@@ -121,11 +121,23 @@ def test_a_run_that_was_started_from_python_is_no_recipes(tmp_path: Path) -> Non
 
 
 def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
-    for change in ("partition.clients=5000", "train.cohort=7", "model.name=os:getcwd"):
+    for change in ("partition.clients=5000", "train.cohort=7", "model.name=os:getcwd", "model={name = 'mlp'}"):
         with pytest.raises((ValueError, RunError)):
             run(recipe(change), tmp_path)
-        assert not (tmp_path / "recipe.toml").exists()
+        assert not (tmp_path / "checkpoint" / "current").exists()
     assert run(recipe(), tmp_path).summary["rounds"] == 3
+
+
+def test_a_model_that_cannot_take_the_data_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the model cannot take the data, examples of 1 x 8 x 8: .*784"):
+        run(recipe("model={name = 'mlp'}"))
+
+
+def test_what_cannot_be_a_directory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match=r"file.* cannot be a run directory \(.*\); give another one"):
+            run(recipe(), place)
 
 
 def test_a_model_that_is_none_says_so() -> None:
@@ -346,6 +358,14 @@ def test_runs_are_compared_client_by_client(finished: Path) -> None:
     opened = load(finished)
     itself = opened.against(finished, measured="selected_after", when="last")
     assert itself["clients"] == itself["ties"] > 0 and opened.against(opened, measured="selected_after")["losers"] == []
+
+
+def test_a_damaged_state_is_named(finished: Path) -> None:
+    client = load(finished).clients()[0]
+    (path,) = (finished / "checkpoint").glob(f"client/*/{client}.*")
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(RunError, match=f"the state of client {client} in .* is damaged"):
+        load(finished).private(client)
 
 
 def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
