@@ -144,6 +144,66 @@ def run(
             console.print(where_time_went(name, recorder))
 
 
+@app.command()
+def audit(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory whose recipe has keep_rounds.")],
+    mode: Annotated[
+        str, typer.Option(help="gradient: of a few pictures, as FedDecomp's Section 4.6; update: of a client's round.")
+    ] = "gradient",
+    rounds: Annotated[str, typer.Option(help="Kept rounds, such as 10,20,30; default: all of them.")] = "",
+    clients: Annotated[int, typer.Option(help="Attack the first so many clients.", min=1)] = 20,
+    images: Annotated[int, typer.Option(help="Pictures a client.", min=1)] = 5,
+    iterations: Annotated[int, typer.Option(help="Steps of an attack.", min=1)] = 1000,
+    restarts: Annotated[int, typer.Option(help="Starts from other noise; the best match counts.", min=1)] = 1,
+    lr: Annotated[float, typer.Option(help="Size of the first steps; the range of colours is 1.", min=0)] = 0.1,
+    tv: Annotated[float, typer.Option(help="Weight of total variation.", min=0)] = 0.001,
+    seed: Annotated[int, typer.Option(help="Of the choice of pictures and of the noise.", min=0)] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Report; default RUN/audit-MODE.html. Figures go to .json.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Try to recover clients' pictures from what they upload."""
+    from fedfactor.audit import Attack, Attacked
+    from fedfactor.audit import audit as audit_run
+    from fedfactor.screen import Progress
+
+    words = [word.strip() for word in rounds.split(",") if word.strip()]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"--rounds takes numbers with commas, such as 10,20,30, got {rounds!r}")
+    report_path = out or directory / f"audit-{mode}.html"
+    if report_path.suffix != ".html":
+        raise ValueError(f"the report is an HTML file: give a name that ends in .html, got {report_path}")
+    attack = Attack(mode, images, iterations, restarts, lr, tv, seed)  # type: ignore[arg-type]  # it checks the mode
+    with Progress(console, quiet) as progress:
+        steps = progress.steps(directory.name)
+
+        def tell(one: Attacked) -> None:
+            steps.note(f"round {one.round}, client {one.client}: best of {len(one.psnr)} {max(one.psnr):.1f} dB")
+
+        report = audit_run(
+            directory,
+            attack,
+            rounds=[int(word) for word in words],
+            clients=clients,
+            data_dir=data_dir,
+            device=device,
+            on_start=steps.start,
+            on_iteration=steps.step,
+            on_attack=tell,
+        )
+    report.write(report_path)
+    if not quiet:
+        table = Table("PSNR in dB", "average", "maximum", "a flat picture's average", "pictures better than flat")
+        for name, figures in [("all", report.figures()), *((f"round {r}", report.figures(r)) for r in report.rounds)]:
+            numbers = [f"{figures[key]:.2f}" for key in ("average", "maximum", "flat_average")]
+            table.add_row(name, *numbers, f"{100 * figures['better_than_flat']:.0f} %")
+        console.print(table)
+        console.print(f"pictures: {report_path}, figures: {report_path.with_suffix('.json')}", highlight=False)
+
+
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 

@@ -150,24 +150,31 @@ def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]
     return sections(message.tensors) if same else {}
 
 
-def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
-    method, training, fields = setup.method, setup.training, message.fields
-    network, parts = _load(setup, message, kept, method.load)
+def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
+    """Return the network as a job fills it and the context of its training; `targets` are all the client has."""
+    fields, device = message.fields, setup.training.torch_device
+    network, parts = _load(setup, message, kept, setup.method.load)
     places = Places.read(fields.get("places"), parts["model"])
-    examples = setup.task.data.of(fields["client"])
-    ctx = Context(
+    return network, Context(
         task=setup.task,
-        training=training,
+        training=setup.training,
         round=fields["round"],
         client=fields["client"],
         capacity=fields["capacity"],
         lr=fields["lr"],
-        targets=examples[1],
-        kept=_on(training.torch_device, kept.get("kept", {})),
+        targets=targets,
+        kept=_on(device, kept.get("kept", {})),
         down=parts["model"],
-        extras=_on(training.torch_device, parts.get("extra", {})),
-        state=_on(training.torch_device, places.take(kept.get("optimizer", {}), parts["model"])),
+        extras=_on(device, parts.get("extra", {})),
+        state=_on(device, places.take(kept.get("optimizer", {}), parts["model"])),
     )
+
+
+def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
+    method, training, fields = setup.method, setup.training, message.fields
+    examples = setup.task.data.of(fields["client"])
+    network, ctx = ready(setup, message, kept, examples[1])
+    places = Places.read(fields.get("places"), ctx.down)
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
     answer["samples"] = len(examples[1])
     test = setup.task.data.own_test(fields["client"]) if fields["test"] else None

@@ -344,14 +344,17 @@ class Run:
 
     def result(self, data_dir: Path | str | None = None) -> Result:
         """Load the data too and rebuild the federation, to measure again."""
-        task, _ = task_of(self.recipe, data_dir)
-        return self._steady(lambda: self._rebuilt(task))
+        return self.rebuilt(task_of(self.recipe, data_dir)[0])
 
-    def _rebuilt(self, task: Task) -> Result:
+    def rebuilt(self, task: Task, device: str = "cpu") -> Result:
+        """Rebuild the federation around a task that is loaded already."""
+        return self._steady(lambda: self._rebuilt(task, device))
+
+    def _rebuilt(self, task: Task, device: str = "cpu") -> Result:
         store = self._store()
         data, info = self._last(store)
         # Wherever it was trained, it is looked at here.
-        recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device="cpu"))
+        recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
         federation = Federation(setup_of(recipe, task), recipe.rounds, recipe.capacities, store=store)
         federation.journal.events = self.metrics[: info["events"]]
         return Result(federation, Server.from_bytes(data, info))

@@ -52,6 +52,32 @@ class Progress:
 
         return listen
 
+    def steps(self, name: str) -> Steps:
+        """Return a bar for many small steps whose number is not known yet."""
+        return Steps(self._bars, self._console, self._quiet, name)
+
+
+class Steps:
+    """A bar of small steps, with a note after every larger one."""
+
+    def __init__(self, bars: Bars, console: Console, quiet: bool, name: str) -> None:
+        self._bars, self._console, self._quiet, self._name = bars, console, quiet, name
+        self._task = bars.add_task(escape(name), total=None, note="")
+
+    def start(self, total: int) -> None:
+        """Say how many steps there will be."""
+        self._bars.update(self._task, total=total)
+
+    def step(self) -> None:
+        """Count one."""
+        self._bars.advance(self._task)
+
+    def note(self, text: str) -> None:
+        """Tell of something that is done: beside the bar, or as a line where there is none."""
+        self._bars.update(self._task, note=escape(text))
+        if not self._quiet and not self._console.is_terminal:
+            self._console.print(f"{self._name}: {text}", highlight=False, markup=False)
+
 
 def line(event: dict[str, Any]) -> str:
     """Say in a few words how a round went."""
