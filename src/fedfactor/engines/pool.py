@@ -2,7 +2,8 @@
 
 Workers come from a fork server that has torch loaded, so that a new one is there in a moment. Each has a pipe of its
 own: a process that is killed cannot take a shared lock with it. Large tensors of the task are mapped, not copied, and
-so are messages: through the pipe go only their sizes. Jobs are made one ahead of the workers, in the order given. A
+so are messages: through the pipe go only their sizes. Jobs are made and laid out one ahead of the workers, in the order
+given, and an answer is read while its worker is busy with the next job, so that no worker waits for this process. A
 worker that dies is replaced and its job done again; a job that has killed three workers is given up.
 """
 
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import cycle, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -111,31 +112,61 @@ class Shelf:
 
 
 @dataclass
+class Laid:
+    """A job whose message lies ready where every worker can read it."""
+
+    job: Job
+    place: int
+    sizes: list[int]
+
+
+@dataclass
+class Answer:
+    """What a worker wrote and where; it stays there until the worker's answer after the next."""
+
+    place: Letters
+    sizes: list[int]
+    failure: str
+
+    def copied(self, shelf: Shelf) -> tuple[Bytes | None, Bytes | None]:
+        """Return reply and new state in memory of our own."""
+        reply, state = self.place.read(self.sizes)
+        return None if reply is None else shelf.copy(reply), None if state is None else bytes(state)
+
+
+@dataclass
 class Worker:
     """One process and the job it is busy with."""
 
     number: int
     process: BaseProcess
     pipe: Connection
-    down: Letters
-    up: Letters
+    ups: list[Letters]
+    """It answers to these in turn: one is read while it writes to the other."""
     shared: list[Any]
     """What keeps the letters' memory alive."""
-    job: Job | None = None
+    busy: Laid | None = None
     started: float = 0.0
 
-    def take(self, shelf: Shelf) -> tuple[Bytes | None, Bytes | None, str]:
-        """Return reply, new state and reason of failure; raises `EOFError` or `OSError` if the worker is dead."""
+    def __post_init__(self) -> None:
+        self._turns = cycle(self.ups)
+
+    def give(self, laid: Laid) -> None:
+        """Have it do a job."""
+        self.busy, self.started = laid, perf_counter()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found out, and mended, when we wait for it
+            self.pipe.send((laid.place, laid.sizes, profile.current() is not None))
+
+    def answer(self) -> Answer:
+        """Return what it wrote; raises `EOFError` or `OSError` if it is dead."""
         sizes, failure, track = self.pipe.recv()
         if track is not None and (recorder := profile.current()) is not None:
             recorder.absorb(self.number, track)
-        reply, state = self.up.read(sizes)
-        # Copies: the worker's next answer goes to the same place.
-        return None if reply is None else shelf.copy(reply), None if state is None else bytes(state), failure
+        return Answer(next(self._turns), sizes, failure)
 
     def dismiss(self) -> None:
         """Close everything that leads to the process; it ends when its pipe does."""
-        for end in (self.pipe, self.down, self.up, *self.shared):
+        for end in (self.pipe, *self.ups, *self.shared):
             end.close()
 
 
@@ -149,6 +180,10 @@ class Pool:
     _setup: Setup | None = None
     _payload: bytes = b""
     _shared: list[Any] = field(default_factory=list)
+    _downs: list[Letters] = field(default_factory=list)
+    _paths: list[str] = field(default_factory=list)
+    _blank: list[int] = field(default_factory=list)
+    """Which of the letters to the workers nobody needs any more."""
     _shelf: Shelf = field(default_factory=Shelf)
 
     def __post_init__(self) -> None:
@@ -163,39 +198,51 @@ class Pool:
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result a job, as they come."""
-        if any(worker.job for worker in self._crew):  # an earlier round was given up half way
+        if any(worker.busy for worker in self._crew):  # an earlier round was given up half way
             self.close()
         self._prepare(setup)
-        coming, ready = iter(jobs), list[Job]()
+        self._blank = list(range(len(self._downs)))
+        coming, ready = iter(jobs), list[Laid]()
         deaths: dict[int, int] = {}
         while True:
             for worker in self._crew:
-                if worker.job is None and (ready or (ready := list(islice(coming, 1)))):
-                    self._give(worker, ready.pop())
-            busy = {worker.pipe: worker for worker in self._crew if worker.job is not None}
+                if worker.busy is None and (ready or (ready := self._lay(coming))):
+                    worker.give(ready.pop())
+            busy = {worker.pipe: worker for worker in self._crew if worker.busy is not None}
             if not busy:
                 return
-            ready = ready or list(islice(coming, 1))  # made while the workers are busy
+            ready = ready or self._lay(coming)  # made while the workers are busy
             with profile.span("waiting"):
                 answered = wait(list(busy))
             for pipe in answered:
                 worker = busy[pipe]  # type: ignore[index]
-                job = worker.job
-                assert job is not None
+                laid = worker.busy
+                assert laid is not None
                 try:
-                    reply, state, failure = worker.take(self._shelf)
+                    answer = worker.answer()
                 except (EOFError, OSError):
                     self._replace(worker)
-                    deaths[job.client] = deaths.get(job.client, 0) + 1
-                    if deaths[job.client] < LIVES:
-                        ready.append(job)
+                    client = laid.job.client
+                    deaths[client] = deaths.get(client, 0) + 1
+                    if deaths[client] < LIVES:
+                        ready.append(laid)
                     else:
-                        yield Done(job.client, None, failure=f"killed {LIVES} worker processes")
+                        self._blank.append(laid.place)
+                        yield Done(client, None, failure=f"killed {LIVES} worker processes")
                     continue
-                seconds, worker.job = perf_counter() - worker.started, None
+                seconds, worker.busy = perf_counter() - worker.started, None
                 if ready:
-                    self._give(worker, ready.pop())
-                yield Done(job.client, reply, state, failure, seconds)
+                    worker.give(ready.pop())
+                self._blank.append(laid.place)
+                yield Done(laid.job.client, *answer.copied(self._shelf), answer.failure, seconds)
+
+    def _lay(self, coming: Iterator[Job]) -> list[Laid]:
+        """Lay out the next job, if there is one, for whichever worker is free first."""
+        found = []
+        for job in islice(coming, 1):
+            place = self._blank.pop()
+            found.append(Laid(job, place, self._downs[place].write(job.message, job.state)))
+        return found
 
     def close(self) -> None:
         """End the workers."""
@@ -207,9 +254,10 @@ class Pool:
                 worker.process.kill()
                 worker.process.join()
         self._crew.clear()
-        for handle in self._shared:
+        for handle in (*self._downs, *self._shared):
             handle.close()
-        self._shared.clear()
+        for kept in (self._downs, self._paths, self._shared):
+            kept.clear()
         self._shelf = Shelf()
         self._setup = None
 
@@ -223,19 +271,22 @@ class Pool:
         buffer = io.BytesIO()
         _Pickler(buffer, self._shared).dump(fresh)
         self._payload = buffer.getvalue()
-        self._crew = [self._hire(number) for number in range(self.workers or os.cpu_count() or 1)]
+        workers = self.workers or os.cpu_count() or 1
+        self._paths = [share(self._shared) for _ in range(workers + 1)]  # one a worker, and the job laid out ahead
+        self._downs = [Letters(path) for path in self._paths]
+        self._crew = [self._hire(number) for number in range(workers)]
 
     def _hire(self, number: int) -> Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["fedfactor.engines.pool"])
         ours, theirs = context.Pipe()
         shared: list[Any] = []
-        down, up = share(shared), share(shared)
-        process = context.Process(target=_serve, args=(theirs, self._payload, down, up), daemon=True)
+        ups = [share(shared), share(shared)]
+        process = context.Process(target=_serve, args=(theirs, self._payload, self._paths, ups), daemon=True)
         with _without_main():
             process.start()
         theirs.close()
-        return Worker(number, process, ours, Letters(down), Letters(up), shared)
+        return Worker(number, process, ours, [Letters(path) for path in ups], shared)
 
     def _replace(self, worker: Worker) -> None:
         worker.dismiss()
@@ -243,23 +294,19 @@ class Pool:
         worker.process.join()
         self._crew[worker.number] = self._hire(worker.number)
 
-    def _give(self, worker: Worker, job: Job) -> None:
-        worker.job, worker.started = job, perf_counter()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found out, and mended, when we wait for it
-            worker.pipe.send((worker.down.write(job.message, job.state), profile.current() is not None))
 
-
-def _serve(pipe: Connection, payload: bytes, down: str, up: str) -> None:
+def _serve(pipe: Connection, payload: bytes, downs: list[str], ups: list[str]) -> None:
     """Be a worker: do jobs until the pipe ends."""
     torch.set_num_threads(1)
     _keep_freed_memory()
     setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
-    jobs, answers = Letters(down), Letters(up)
+    jobs, turns = [Letters(path) for path in downs], cycle([Letters(path) for path in ups])
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            sizes, recorded = pipe.recv()
+            place, sizes, recorded = pipe.recv()
+            answers = next(turns)
             with profile.recording() if recorded else contextlib.nullcontext() as recorder:
-                reply, new, failure = _done(setup, jobs.read(sizes), answers.room)
+                reply, new, failure = _done(setup, jobs[place].read(sizes), answers.room)
             track = None if recorder is None else recorder.mine
             pipe.send((answers.write(reply, new), failure, track))
 
