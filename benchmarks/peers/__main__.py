@@ -19,14 +19,20 @@ from benchmarks.rounds import PLAIN, seconds_a_round
 from benchmarks.workloads import WORKLOADS, Workload
 from fedfactor.engines import Pool
 
-ROUNDS = {"cifar": 7, "logistic": 30}
-WARMUP, REPEATS = 2, 3
+ROUNDS = {"cifar": 5, "logistic": 30}
+WARMUP, REPEATS = 2, 2
 TARGETS = {("cifar", "pfl"): ">= 1.6", ("cifar", "flower"): ">= 2.4", ("logistic", "flower"): ">= 10"}
 
 
 def peer(command: list[str], work: Workload) -> float:
     """Run a peer's script and return its median seconds a round."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     rounds = str(1 + WARMUP + ROUNDS[work.name])
     done = subprocess.run(
         [*command, work.name, rounds],

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch import Tensor, nn
 
+from benchmarks.peers.flower_client import app
 from benchmarks.workloads import WORKLOADS
 
 NAME, ROUNDS = sys.argv[1], int(sys.argv[2])
@@ -23,31 +21,20 @@ WORK = WORKLOADS[NAME]
 MARKS: list[float] = []
 
 
-@functools.cache
-def here() -> tuple[nn.Module, Tensor, Tensor]:
-    """Build model and data once a worker process."""
-    torch.set_num_threads(1)
-    return (WORK.model(), *WORK.data())
-
-
-client = ClientApp()
 server = ServerApp()
 
 
-@client.train()
-def train(message: Message, context: Context) -> Message:
-    """Train one client."""
-    model, inputs, labels = here()
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr)
-    rows = WORK.rows(int(context.node_config["partition-id"]))
-    model.train()
-    for where in rows[torch.randperm(WORK.samples)].split(WORK.batch):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[where]), labels[where]).backward()
-        optimizer.step()
-    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": WORK.samples})}
-    return Message(content=RecordDict(content), reply_to=message)
+class Complete(FedAvg):
+    """Averages like its base, and ends the run when a client failed: a round without its work is no measurement."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        answers = list(replies)
+        failed = [answer for answer in answers if answer.has_error()]
+        if failed or len(answers) != WORK.cohort:
+            raise RuntimeError(f"{len(answers)} of {WORK.cohort} answered, {len(failed)} of them with an error")
+        return super().aggregate_train(server_round, answers)
 
 
 @server.main()
@@ -58,12 +45,17 @@ def serve(grid: Grid, context: Context) -> None:
         MARKS.append(time.perf_counter())
         return MetricRecord({})
 
-    strategy = FedAvg(fraction_train=WORK.cohort / WORK.users, fraction_evaluate=0.0, min_available_nodes=WORK.users)
+    strategy = Complete(
+        fraction_train=WORK.cohort / WORK.users,
+        fraction_evaluate=0.0,
+        min_train_nodes=WORK.cohort,  # the first cohort may be drawn before all nodes are there
+        min_available_nodes=WORK.users,
+    )
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(WORK.model().state_dict()),
         num_rounds=ROUNDS,
-        train_config=ConfigRecord({}),
+        train_config=ConfigRecord({"workload": NAME}),
         evaluate_fn=mark,
     )
 
@@ -71,7 +63,7 @@ def serve(grid: Grid, context: Context) -> None:
 if __name__ == "__main__":
     run_simulation(
         server_app=server,
-        client_app=client,
+        client_app=app,
         num_supernodes=WORK.users,
         backend_config={
             "init_args": {"num_cpus": 2, "include_dashboard": False},

@@ -295,6 +295,8 @@ def summary(events: list[dict[str, Any]], target: float | None = None) -> dict[s
             continue
         best = max(curve, key=lambda point: point[1])
         found[key] = {"final": curve[-1][1], "best": best[1], "best_round": best[0]["round"]}
+        if key == "global":
+            found[key]["at"] = {level: scores["accuracy"] for level, scores in curve[-1][0][key].items()}
         reached = next((event for event, value in curve if target is not None and value >= target), None)
         if target is not None:
             found[key]["target"] = target

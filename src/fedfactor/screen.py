@@ -95,7 +95,7 @@ def line(event: dict[str, Any]) -> str:
 def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the closing table: accuracy in per cent, bytes, and how many times fewer than the largest run's."""
     table = Table("run", "accuracy", "best", "test data", "MB", "ratio", "failed", "seconds")
-    printed = any("accuracy" in paper for paper in papers.values())
+    printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
     largest = max(summary["bytes_up"] + summary["bytes_down"] for summary in found.values())
@@ -111,7 +111,7 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
             f"{summary['failures']:.0f}",
             f"{summary['seconds']:.0f}",
         ]
-        table.add_row(*row, *([str(papers[name].get("accuracy", "-"))] if printed else []))
+        table.add_row(*row, *([_beside(papers[name], summary)] if printed else []))
     return table
 
 
@@ -124,6 +124,16 @@ def where_time_went(name: str, recorder: Recorder) -> Table:
         table.add_row(what, *[f"{part:.3f} ({part / recorder.wall:.0%})" for part in parts])
     table.add_row("all", *[f"{recorder.wall:.3f}" for _ in columns])
     return table
+
+
+def _beside(paper: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Return what the paper prints; where it prints a figure a capacity, ours beside each."""
+    if "accuracy_at" not in paper:
+        return str(paper.get("accuracy", "-"))
+    ours = summary["measured"].get("global", {}).get("at", {})
+    return "\n".join(
+        f"{level}: {value} (here {_number(ours.get(level))})" for level, value in paper["accuracy_at"].items()
+    )
 
 
 def _number(value: float | None) -> str:

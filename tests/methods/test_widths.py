@@ -92,6 +92,12 @@ def test_a_live_client_holds_no_more_than_its_cost_row_says(method: Method, capa
         loss.backward()
 
 
+# By hand: conv1, bn1, conv2's u and v, bn2, hidden's u, v and bias, fc.
+PRISM = 4 * 9 + 4 + 2 * 4 + 8 * 8 + 8 * 4 * 9 + 2 * 8 + 16 * 16 + 16 * 128 + 16 + 16 * 10 + 10
+FEDHM = 8 * 9 + 8 + 2 * 8 + 8 * (16 * 3) + 8 * (8 * 3) + 2 * 16 + 16 * 32 + 16 * 256 + 32 + 32 * 10 + 10
+COUNTED = {("prism", 0.5): PRISM, ("orthdrop", 0.5): PRISM, ("fedhm", 0.5): FEDHM}
+
+
 @pytest.mark.parametrize("capacity", [1.0, 0.5])
 @pytest.mark.parametrize("method", [FLANC(), PriSM(), OrthDrop(), FedHM()], ids=lambda m: m.name)
 def test_a_live_factorised_client_holds_no_more_than_its_cost_row_says(method: Method, capacity: float) -> None:
@@ -107,6 +113,8 @@ def test_a_live_factorised_client_holds_no_more_than_its_cost_row_says(method: M
     bases = [w.factors["v"].flatten(1) for w in factor_weights(live).values()] if isinstance(method, FLANC) else []
     assert step.trace.saved_bytes <= row.activation_bytes + 800 + sum(4 * len(v) ** 2 * 2 for v in bases)
     assert 0 < step.macs <= row.macs + sum(len(v) * v.numel() for v in bases)
+    if (method.name, capacity) in COUNTED:
+        assert row.parameters == COUNTED[method.name, capacity]
     if capacity < 1:
         full = cost.measure(setup.method.network(setup.task.build, 1.0).train(), x)
         assert row.parameters < full.parameters and row.macs < full.macs

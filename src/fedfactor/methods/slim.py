@@ -32,6 +32,10 @@ class Slim(Method):
             raise ValueError(f"a client of capacity {min(levels):g} cannot carry a network of width {self.width:g}")
         return replace(self, width=self.width or min(levels))
 
+    def served(self, levels: Sequence[float]) -> list[float]:
+        """There is one network."""
+        return [self.width]
+
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Build the task's model at the one width."""
         return build(self.width)
