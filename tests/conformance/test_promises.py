@@ -16,7 +16,7 @@ from fedfactor.client import sections
 from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
 from fedfactor.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
-from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, OrigDrop, Participant
+from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, Participant
 from fedfactor.nn import factorize
 from fedfactor.nn.norms import with_statistics
 from fedfactor.optimizers import FedProx
@@ -166,7 +166,6 @@ def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str
 
 NEUTRAL = {
     "heterofl": (HeteroFL(scaler=False, static_norm=False), {"capacities": {1.0: 1.0}}),
-    "origdrop": (OrigDrop(), {"capacities": {1.0: 1.0}}),
     "fedhm": (FedHM(), {"capacities": {1.0: 1.0}}),
     "fedper": (FedPer(head=""), {}),
     "fedrep": (FedRep(head="", head_epochs=0), {}),

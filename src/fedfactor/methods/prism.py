@@ -127,7 +127,7 @@ class PriSM(Spectral):
             u, v = plan[f"{layer}.u"].index, plan[f"{layer}.v"].index
             if isinstance(v[0], int):
                 kept = {f"{layer}.{factor}": f"{layer}.{factor} used at {who.capacity:g}" for factor in "uv"}
-                if not kept.values() <= view.keys():  # split once for all clients of this capacity
+                if not set(kept.values()) <= view.keys():  # split once for all clients of this capacity
                     channels = Piece(name, (u[0], *v[1:])).take(view[name])
                     factors = ChannelSplit(rank=v[0]).from_dense(channels)
                     view.update({kept[f"{layer}.{factor}"]: tensor for factor, tensor in factors.items()})
