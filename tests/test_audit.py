@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -264,6 +266,9 @@ def test_the_command_writes_pictures_and_figures(tmp_path: Path) -> None:
     assert figures["psnr"]["average"] == pytest.approx(sum(values) / 8)
     page = report.read_text()
     assert page.count("data:image/png;base64,") == 16 and "http" not in page
+    shown = [one[kind][n] for one in figures["attacks"] for n in (0, 1) for kind in ("originals", "recovered")]
+    assert shown == re.findall(r"data:image/png;base64,([^\"]+)", page)
+    assert Image.open(io.BytesIO(base64.b64decode(shown[0]))).size == (8, 8)
     again = audit(folder, Attack(images=2, iterations=3), clients=2, rounds=[2])
     assert [one.as_dict() for one in again.attacks] == figures["attacks"][2:]
 

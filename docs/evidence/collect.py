@@ -7,6 +7,7 @@ they should differ in their seed only.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from collections import defaultdict
@@ -29,7 +30,7 @@ def record(directory: Path) -> dict[str, Any]:
         if "all" in event:
             found["clients"][event["round"]] = event["all"]["accuracy"]
     return {
-        "cell": directory.name,
+        "cell": re.sub(r"-seed=\d+$", "", directory.name),
         "seed": recipe["train"]["seed"],
         "dynamic": recipe["capacities"]["dynamic"],
         "accuracy": found,

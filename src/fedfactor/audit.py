@@ -270,8 +270,12 @@ class Attacked:
             object.__setattr__(self, name, [psnr(a, b) for a, b in zip(pictures, self.originals, strict=True)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures."""
-        return {key: getattr(self, key) for key in ("round", "client", "labels", "psnr", "flat", "distance")}
+        """Return the figures, and the pictures as PNG files in base64, each original and what was recovered of it."""
+        return {
+            **{key: getattr(self, key) for key in ("round", "client", "labels", "psnr", "flat", "distance")},
+            "originals": [_base64(picture) for picture in self.originals],
+            "recovered": [_base64(picture) for picture in self.pictures],
+        }
 
 
 @dataclass(frozen=True)
@@ -301,7 +305,7 @@ class Report:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all settings and figures."""
+        """Return all settings, figures and pictures."""
         return {
             "run": self.run,
             "method": self.method,
@@ -312,7 +316,7 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write the pictures as one HTML file, and the figures beside it as JSON."""
+        """Write figures and pictures as one HTML file to look at, and beside it as JSON for other programs."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".json").write_text(json.dumps(self.as_dict(), indent=1))
         path.write_text(self.html(), encoding="utf-8")
@@ -364,7 +368,11 @@ def _section(one: Attacked) -> str:
 
 
 def _image(picture: Tensor) -> str:
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(png(picture)).decode()}">'
+    return f'<img alt="" src="data:image/png;base64,{_base64(picture)}">'
+
+
+def _base64(picture: Tensor) -> str:
+    return base64.b64encode(png(picture)).decode()
 
 
 def png(picture: Tensor) -> bytes:

@@ -159,7 +159,7 @@ def audit(
     tv: Annotated[float, typer.Option(help="Weight of total variation.", min=0)] = 0.001,
     seed: Annotated[int, typer.Option(help="Of the choice of pictures and of the noise.", min=0)] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Report; default RUN/audit-MODE.html. Figures go to .json.")
+        Path | None, typer.Option("--out", "-o", help="Report; default RUN/audit-MODE.html, and all of it as .json.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
@@ -201,7 +201,7 @@ def audit(
             numbers = [f"{figures[key]:.2f}" for key in ("average", "maximum", "flat_average")]
             table.add_row(name, *numbers, f"{100 * figures['better_than_flat']:.0f} %")
         console.print(table)
-        console.print(f"pictures: {report_path}, figures: {report_path.with_suffix('.json')}", highlight=False)
+        console.print(f"pictures: {report_path}; as data: {report_path.with_suffix('.json')}", highlight=False)
 
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)

@@ -142,11 +142,20 @@ def test_private_tensors_never_leave(method: str, optimizer: str) -> None:
     assert bool(private) == (method in PRIVATE)
 
 
-def test_private_factors_start_equal_and_do_not_depend_on_the_client() -> None:
-    setup = run("pfedpara", rounds=0).federation.setup
-    assert {name.rpartition(".")[2] for name in setup.kept(1.0)} == {"x2", "y2", "t2"}
-    again = run("pfedpara", rounds=0).federation.setup
-    assert all(torch.equal(tensor, again.kept(1.0)[name]) for name, tensor in setup.kept(1.0).items())
+@pytest.mark.parametrize("method", sorted(PRIVATE))
+def test_private_tensors_start_equal_on_all_clients(method: str) -> None:
+    result = run(method, epochs=0, rounds=1, cohort=6, capacities=None)
+    start = result.federation.setup.kept(1.0)
+    assert start
+    for client in range(6):
+        state = result.federation.store.read("client", client)
+        kept = sections(decode(state or b"").tensors)["kept"]
+        assert all(torch.equal(kept[name], tensor) for name, tensor in start.items())
+
+
+def test_private_factors_of_pfedpara_and_of_feddecomp() -> None:
+    for method, factors in (("pfedpara", {"x2", "y2", "t2"}), ("feddecomp", {"a", "b"})):
+        assert {name.rpartition(".")[2] for name in run(method, rounds=0).federation.setup.kept(1.0)} == factors
 
 
 # 5. Nothing done, nothing changed; and every method's neutral setting is FedAvg.
@@ -163,6 +172,9 @@ def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str
     for name, tensor in result.server.tensors.items():
         torch.testing.assert_close(tensor, start[name], rtol=1e-6, atol=1e-6, msg=name)
 
+
+COMPOSED = ("fedhm",)
+"""Methods whose server holds products of what clients send."""
 
 NEUTRAL = {
     "heterofl": (HeteroFL(scaler=False, static_norm=False), {"capacities": {1.0: 1.0}}),
@@ -190,6 +202,36 @@ def test_a_neutral_setting_is_fedavg(name: str) -> None:
 def test_a_factorised_method_is_fedavg_on_the_factorised_network(method: str, scheme: Hadamard | LowRank) -> None:
     given = run("fedavg", model=lambda: factorize(Tiny(), scheme))
     assert weights_sha256(given.server.tensors) == run(method).summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mean_is_over_the_clients_of_the_round(method: str) -> None:
+    """Clients that sat out do not count, and norm statistics are averaged like everything else."""
+    engine = Recording()
+    result = run(method, engine=engine, capacities=None, evaluate_clients="none")
+    last = [decode(m) for m in engine.up if decode(m).kind == "trained" and decode(m).fields["round"] == 1]
+    assert {message.fields["client"] for message in last} == set(result.history[-1]["cohort"])
+    if result.federation.setup.method.space != "slice" or method in ("local", *COMPOSED):
+        return
+    server = result.server.tensors
+    sent = [sections(message.tensors)["model"] for message in last]
+    assert sent[0].keys() <= server.keys() and any("weight" in name or name.endswith(".x1") for name in sent[0])
+    for name in sent[0]:
+        mean = torch.stack([tensors[name].double() for tensors in sent]).mean(0)
+        torch.testing.assert_close(server[name].double(), mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_test_data_move_nothing(method: str) -> None:
+    """No schedule, no choice of a round and no state looks at what a model is measured on."""
+    honest = data()
+    assert honest.central is not None
+    x, y = honest.central
+    other = replace(honest, central=(torch.rand_like(x), (y + 1) % 10))
+    one, two = (run(method, data=which, evaluate_clients="all") for which in (honest, other))
+    assert one.history[-1]["all"] != two.history[-1]["all"]
+    for key in ("weights_sha256", "private_sha256"):
+        assert one.summary[key] == two.summary[key]
 
 
 # 6. A client that dies, lies or is late costs its own update only.

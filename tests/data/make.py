@@ -115,6 +115,16 @@ def imdb(folder: Path) -> None:
             (place / f"{review}_7.txt").write_text(" ".join(drawn))
 
 
+def ag_news(folder: Path) -> None:
+    """Texts of random words, four of each kind for training and two for testing."""
+    place = folder / "ag_news_csv"
+    place.mkdir(parents=True)
+    for part, count in (("train", 4), ("test", 2)):
+        rng = np.random.default_rng(count)
+        rows = [f'"{kind}","{" ".join(rng.choice(list("abcdefgh"), 9))}",""' for kind in (1, 2, 3, 4) * count]
+        (place / f"{part}.csv").write_text("\n".join(rows) + "\n")
+
+
 def shakespeare(folder: Path, roles: int = 3, letters: int = 600) -> None:
     """A few roles that say random letters."""
     place = folder / "shakespeare" / "by_play_and_character"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fedfactor
 from fedfactor.methods import FedRoD
 from fedfactor.methods.fedrod import TwoHeads, balanced
 from fedfactor.task import FederatedData
+from fedfactor.wire import decode
 from tests.conformance.tiny import Tiny, data, run
 
 
@@ -67,6 +70,32 @@ def test_the_objective_is_the_sum_of_both_and_moves_each_part_by_its_own_loss() 
     assert gradients["fc.personal.weight"] == pytest.approx([0.689974, -0.689974], abs=1e-6)
     assert gradients["body.weight"] == pytest.approx([0.240589], abs=1e-6)
     assert network.eval()(torch.ones(1, 1)).flatten().tolist() == pytest.approx([0.7, -0.1])
+
+
+def test_a_round_of_two_clients_by_hand() -> None:
+    """One linear layer as the head, one step of .5: the generic head moves by balanced softmax, the other alone.
+
+    Clients have labels (0, 0, 1) and (1): the mean of the generic heads counts them 3 : 1.
+    """
+    x = torch.tensor([[1.0, 0.5], [-1.0, 2.0], [0.3, 1.0], [2.0, -0.5]])
+    y = torch.tensor([0, 0, 1, 1])
+    parts = [torch.tensor([0, 1, 2]), torch.tensor([3])]
+    model = nn.Sequential(OrderedDict(fc=nn.Linear(2, 2, bias=False)))
+    settings = {"rounds": 1, "epochs": 1, "batch": 4, "lr": 0.5, "evaluate_clients": "none"}
+    result = fedfactor.simulate(model, FederatedData((x, y), parts), method="fedrod", **settings)
+    g, h = model.fc.weight.detach(), result.federation.setup.kept(1.0)["fc.personal.weight"]
+    generic = []
+    for client, (rows, counts) in enumerate(zip(parts, ([2.0, 1.0], [0.0, 1.0]), strict=True)):
+        inputs, hot = x[rows], F.one_hot(y[rows], 2)
+        scores = torch.tensor(counts) * (inputs @ g.T).exp()
+        balanced_error = scores / scores.sum(1, keepdim=True) - hot
+        generic.append(g - 0.5 * balanced_error.T @ inputs / len(rows))
+        scores = (inputs @ (g + h).T).exp()
+        personal_error = scores / scores.sum(1, keepdim=True) - hot
+        state = decode(result.federation.store.read("client", client) or b"").tensors["kept/fc.personal.weight"]
+        torch.testing.assert_close(state, h - 0.5 * personal_error.T @ inputs / len(rows))
+    assert torch.equal(generic[1], g)  # of one class alone, balanced softmax learns nothing
+    torch.testing.assert_close(result.server.tensors["fc.generic.weight"], (3 * generic[0] + generic[1]) / 4)
 
 
 class Three(nn.Module):

@@ -111,6 +111,32 @@ def test_fedprox_has_a_squared_term_with_a_gradient() -> None:
     assert x(run(FedProx(mu=0.0))) == x(run())
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_fedprox_holds_rows_of_a_table_to_where_they_started(sparse: bool) -> None:
+    """Rows 0 and 1 of an embedding, loss row 0 - row 1 with a gradient of (1, -1): steps of -.1 (g + mu (w - w0)).
+
+    w0 - .1, then w0 - .1 - .1 (1 - .1) = w0 - .19; an anchor that moved along would give w0 - .2.
+    """
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(3, 1, sparse=sparse)
+            self.table.weight = nn.Parameter(torch.tensor([[0.5], [0.25], [4.0]]))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.table(torch.tensor([0, 1]))
+
+    @dataclass(frozen=True)
+    class Difference(Method):
+        def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+            first, second = network(batch[0]).flatten()
+            return first - second
+
+    result = run(FedProx(mu=1.0), model=Rows(), method=Difference())
+    assert result.server.tensors["table.weight"].flatten().tolist() == pytest.approx([0.31, 0.44, 4.0])
+
+
 def test_scaffold_two_rounds_so_that_the_control_variates_act() -> None:
     one = run(Scaffold())
     assert x(one) == pytest.approx(-0.085)
@@ -135,9 +161,12 @@ def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
 
 
 def test_scaffold_divides_by_the_population_and_keeps_its_invariant() -> None:
-    """c - mean(c_i) stays 0, also when one of three clients sits out: dividing by the cohort would break it."""
+    """c - mean(c_i) stays 0, also when one of three clients sits out: dividing by the cohort would break it.
+
+    So would control variates that start as the model's weights, which are not zero here.
+    """
     data = clients((1.0, 1.0), (2.0, -1.0), (1.0, 3.0))
-    result = run(Scaffold(), rounds=3, data=data, cohort=2)
+    result = run(Scaffold(), rounds=3, data=data, cohort=2, model=Point(1.0))
     kept = [state(result, c) if result.federation.store.read("client", c) else 0.0 for c in range(3)]
     assert float(result.server.optimizer["c"]["x"]) == pytest.approx(sum(kept) / 3)
 

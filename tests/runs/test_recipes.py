@@ -27,8 +27,11 @@ FEWER = {
     "classes": ["partition.k=1"],
     "equal-dirichlet": ["partition.size=0"],
     "natural": ["partition.ids_per_client=1"],
+    "ag_news": ["model.dim=8", "model.hidden=8"],
+    "feddecomp": ["train.epochs=2", "method.lora_epochs=1"],
+    "fedrep": ["train.epochs=2"],
 }
-"""What a stand-in of few examples needs, by data set and by kind of partition."""
+"""What a stand-in of few examples needs, by data set, kind of partition and method."""
 
 
 def _cells(name: str, small: bool = False) -> dict[str, recipes.Table]:
@@ -68,6 +71,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make.femnist(folder / "femnist" / "all_data_0.json", {f"writer{n}": [n, 61 - n] * 5 for n in range(10)})
     make.shakespeare(folder)
     make.imdb(folder)
+    make.ag_news(folder)
     return folder
 
 
@@ -85,7 +89,7 @@ def test_every_cell_resolves_and_reads_back_the_same(name: str) -> None:
 @pytest.mark.parametrize(("name", "small", "cell"), _tried())
 def test_two_rounds_on_a_stand_in(name: str, small: bool, cell: str, stand_in: Path) -> None:
     tables = _cells(name, small)[cell]
-    kinds = [tables["data"]["name"], tables["partition"]["kind"]]
+    kinds = [tables["data"]["name"], tables["partition"]["kind"], tables["method"]["name"]]
     changes = [change for few in (FEW, *(FEWER.get(kind, []) for kind in kinds)) for change in few]
     if tables["method"].get("jacobian") and name != "fedpara/table10.toml":  # slow: one recipe with it is enough
         changes.append("method.jacobian=0.0")
@@ -114,8 +118,14 @@ PRINTED = {
         "Figures 1 and 6", "Figure 4", "Figure 5", "Figure 7", "Figure 8", "Figure 9", "Figure 10", "Table 2", "Table 3",
         "Table 11",
     ],
+    "feddecomp": [
+        *(f"{what}, {data}" for what in ("Table 1", "Table 2") for data in ("CIFAR-10", "CIFAR-100", "Tiny-ImageNet")),
+        "Table 3", "Table 4", "Table 5", "Table 6", "Table 7", "Table 8", "Table 9, AG News", "Table 9, ImageNet",
+        "Figure 5", "Figure 6", "Figure 7", "Figure 8",
+    ],
 }  # fmt: skip
-FULL = {"fedpara": "FedPara", "flanc": "FLANC", "fedhm": "FedHM", "prism": "PriSM"}
+FULL = {"fedpara": "FedPara", "flanc": "FLANC", "fedhm": "FedHM", "prism": "PriSM", "feddecomp": "FedDecomp"}
+SMALL = ("flanc/", "fedhm/", "prism/", "feddecomp/", "fedpara/figure5")
 
 
 @pytest.mark.parametrize("paper", PRINTED)
@@ -125,7 +135,9 @@ def test_every_table_and_figure_that_is_trained_has_a_recipe(paper: str) -> None
         assert any(re.match(rf"# {FULL[paper]} {re.escape(words)}[:, ]", text) for text in begins), words
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("flanc/", "fedhm/", "prism/"))])
-def test_recipes_of_large_networks_have_a_small_overlay(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(SMALL)])
+def test_recipes_have_a_small_overlay_that_says_what_it_reduces(name: str) -> None:
     assert _has_small(name)
+    before = (ROOT / "recipes" / name).read_text().partition("\n[small")[0]
+    assert "# Reduced: " in before.rpartition("\n\n")[2]
     assert len(_cells(name, small=True)) <= len(_cells(name))
