@@ -29,6 +29,7 @@ def record(directory: Path) -> dict[str, Any]:
             found["global"].setdefault(level, {})[event["round"]] = scores["accuracy"]
         if "all" in event:
             found["clients"][event["round"]] = event["all"]["accuracy"]
+            found["each"] = event["all"]["each"]  # of the last round that was measured
     return {
         "cell": re.sub(r"-seed=\d+$", "", directory.name),
         "seed": recipe["train"]["seed"],
