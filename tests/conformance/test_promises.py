@@ -173,9 +173,6 @@ def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str
         torch.testing.assert_close(tensor, start[name], rtol=1e-6, atol=1e-6, msg=name)
 
 
-COMPOSED = ("fedhm",)
-"""Methods whose server holds products of what clients send."""
-
 NEUTRAL = {
     "heterofl": (HeteroFL(scaler=False, static_norm=False), {"capacities": {1.0: 1.0}}),
     "fedhm": (FedHM(), {"capacities": {1.0: 1.0}}),
@@ -211,11 +208,11 @@ def test_a_mean_is_over_the_clients_of_the_round(method: str) -> None:
     result = run(method, engine=engine, capacities=None, evaluate_clients="none")
     last = [decode(m) for m in engine.up if decode(m).kind == "trained" and decode(m).fields["round"] == 1]
     assert {message.fields["client"] for message in last} == set(result.history[-1]["cohort"])
-    if result.federation.setup.method.space != "slice" or method in ("local", *COMPOSED):
+    if result.federation.setup.method.space != "slice" or method == "local":
         return
-    server = result.server.tensors
+    server = {name.removesuffix("@1"): tensor for name, tensor in result.server.tensors.items()}  # FLANC's full width
     sent = [sections(message.tensors)["model"] for message in last]
-    assert sent[0].keys() <= server.keys() and any("weight" in name or name.endswith(".x1") for name in sent[0])
+    assert any(name.endswith("bias") for name in sent[0])
     for name in sent[0]:
         mean = torch.stack([tensors[name].double() for tensors in sent]).mean(0)
         torch.testing.assert_close(server[name].double(), mean, rtol=1e-5, atol=1e-6, msg=name)

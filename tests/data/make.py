@@ -47,14 +47,14 @@ def cifar10(folder: Path, each: int = 4) -> list[np.ndarray[Any, Any]]:
     return made
 
 
-def cifar100(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+def cifar100(folder: Path, classes: int = 100) -> dict[str, np.ndarray[Any, Any]]:
     place = folder / "cifar-100-binary"
     place.mkdir(parents=True)
     made = {}
     for name, count in (("train", 6), ("test", 3)):
         rows = pixels(count, 3074, seed=count)
         rows[:, 0] %= 20
-        rows[:, 1] %= 100
+        rows[:, 1] %= classes
         rows.tofile(place / f"{name}.bin")
         made[name] = rows
     (place / "fine_label_names.txt").write_text("\n".join(f"fine{i}" for i in range(100)) + "\n")

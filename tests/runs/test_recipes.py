@@ -27,6 +27,7 @@ FEWER = {
     "classes": ["partition.k=1"],
     "equal-dirichlet": ["partition.size=0"],
     "natural": ["partition.ids_per_client=1"],
+    "dirichlet-pair": ["partition.alpha=100.0"],
     "ag_news": ["model.dim=8", "model.hidden=8"],
     "feddecomp": ["train.epochs=2", "method.lora_epochs=1"],
     "fedrep": ["train.epochs=2"],
@@ -62,7 +63,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a few random examples of every data set that a recipe names."""
     folder = tmp_path_factory.mktemp("data")
     make.cifar10(folder, each=2)
-    make.cifar100(folder)
+    make.cifar100(folder, classes=2)  # few: what is tested was trained
     make.cinic10(folder)
     make.tiny_imagenet(folder)
     make.mnist(folder / "MNIST" / "raw")
