@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test lint types check bench bench-peers clean
+.PHONY: setup demo test test-browser test-mlflow chromium lint types check check-browser bench bench-peers clean
 
 setup: $(READY)
 
@@ -29,7 +29,29 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test check-browser
+
+# The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
+test-browser: $(READY) chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
+
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || { \
+		echo "Chromium is not there; installing it with apt-get"; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
+# The logger for MLflow, with the real library, in a folder of its own: it brings some 40 packages.
+test-mlflow: $(READY) .mlflow/ready
+	PYTHONPATH=.mlflow OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m mlflow
+
+.mlflow/ready:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target .mlflow \
+		alembic==1.20.1 mlflow-skinny==3.17.2 sqlalchemy==2.1.8
+	touch .mlflow/ready
+
+check-browser: $(READY)
+	@if $(MAKE) --no-print-directory chromium; then $(MAKE) --no-print-directory test-browser; \
+	else echo "NOT RUN: the tests in a browser, since there is no Chromium and it could not be installed"; fi
 
 # One JSON line a figure on standard output; progress on standard error.
 bench: $(READY)
@@ -45,4 +67,4 @@ bench-peers: $(READY) .bench-peers/ready
 	touch .bench-peers/ready
 
 clean:
-	rm -rf .venv .bench-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench-peers .mlflow .mypy_cache .ruff_cache .pytest_cache .hypothesis

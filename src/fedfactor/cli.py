@@ -94,18 +94,24 @@ def run(
     small: Annotated[bool, typer.Option("--small", help="Apply the recipe's overlay for a quick try.")] = False,
     only: Annotated[str, typer.Option(help="Of a sweep, only the cells whose name matches this pattern.")] = "*",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also write for another viewer: tensorboard or mlflow. Repeatable.")
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time went; write trace.json for Perfetto or Chrome.")
     ] = False,
 ) -> None:
-    """Run a recipe, or all cells of a sweep, and write run directories."""
+    """Run a recipe, or all cells of a sweep, and write run directories. Ctrl-C stops at a checkpoint."""
+    from fedfactor import loggers
     from fedfactor import recipe as recipes
     from fedfactor.engines import Inline, Pool
     from fedfactor.profile import recording
     from fedfactor.run import run as run_recipe
     from fedfactor.run import summary
     from fedfactor.screen import Progress, results, where_time_went
+    from fedfactor.stopping import Stop, each, resume_command
 
+    loggers.check(log or [])
     if engine not in ("inline", "pool"):
         raise ValueError(f"there is no engine {engine!r}; there are inline and pool")
     tables = recipes.read(recipe)
@@ -122,21 +128,29 @@ def run(
     folder = out or Path("runs") / next(iter(resolved.values())).tables["name"]
     found, recorders = {}, {}
     try:
-        with Progress(console, quiet) as progress, Pool(workers) as pool:
+        with Progress(console, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, one in resolved.items():
                 where = folder / name if "sweep" in tables else folder
-                on_event = progress.start(name, one.rounds.rounds)
-                with_engine = pool if engine == "pool" else Inline()
-                with recording() if profile else nullcontext() as recorder:
+                with_engine, stop.round = pool if engine == "pool" else Inline(), 0
+                with (
+                    loggers.logging(log or [], where, name, one.tables) as logged,
+                    recording() if profile else nullcontext() as recorder,
+                ):
                     result = run_recipe(
-                        one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event
+                        one,
+                        where,
+                        resume=resume,
+                        engine=with_engine,
+                        data_dir=data_dir,
+                        on_event=each(progress.start(name, one.rounds.rounds), logged, stop.listen),
                     )
                 if recorder is not None:
                     recorder.write(where / "trace.json")
                     recorders[name] = recorder
                 found[name] = summary(result)
     except KeyboardInterrupt:
-        _complain("interrupted; the same command with --resume carries on")
+        _complain(f"stopped; everything up to round {stop.round} of {where} is kept. This carries on:")
+        print(resume_command(sys.argv), file=sys.stderr)
         raise typer.Exit(130) from None
     if not quiet:
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
@@ -202,6 +216,29 @@ def audit(
             table.add_row(name, *numbers, f"{100 * figures['better_than_flat']:.0f} %")
         console.print(table)
         console.print(f"pictures: {report_path}; as data: {report_path.with_suffix('.json')}", highlight=False)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that hold some.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    target: Annotated[
+        float | None,
+        typer.Option(help="Show what this accuracy cost; default: the recipes' target, or what all runs reach."),
+    ] = None,
+    joules_per_byte: Annotated[
+        float | None, typer.Option(help="Energy of the link, where recipes do not say it.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page; default: the recipes' names.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Show a run, or compare many, on one page that needs no network."""
+    from fedfactor.report import report as write_report
+
+    groups = write_report(runs, out, target=target, joules_per_byte=joules_per_byte, title=title)
+    if not quiet:
+        count = sum(len(group.runs) for group in groups)
+        console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False)
 
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)

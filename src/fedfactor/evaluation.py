@@ -15,6 +15,7 @@ from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
 from fedfactor.profile import timed
+from fedfactor.rng import derive, seeded
 from fedfactor.settings import check_choice
 from fedfactor.store import HeldTensors, States
 from fedfactor.task import like
@@ -64,6 +65,7 @@ class Evaluator:
             "macs": "forward multiply-accumulates of the clients' training examples; composing included",
             "link": "FedPara D.1: seconds of the slowest client's work (its own tests included) plus bytes over speed",
             "bytes": "of training; those of calibration are counted apart, those of evaluation are not counted",
+            "dense_bytes": "of the dense model's tensors, down and up: what plain FedAvg moves for a client of a round",
             "weights": "uniform" if self.federation.setup.optimizer.uniform else method.weighting,
         }
 
@@ -205,6 +207,12 @@ class Evaluator:
             first = next(iter(network.parameters()), torch.empty(0))
             self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
         return self._macs[key]
+
+    def dense_bytes(self) -> int:
+        """Return what a client of plain FedAvg would move in a round, down and up, without names and framing."""
+        setup = self.federation.setup
+        with seeded(derive(setup.training.seed, "init")):  # whatever is drawn here is drawn for nothing
+            return 2 * cost.wire_bytes(setup.task.build())
 
     def links(self, down: int, up: int, busy: float, clients: int) -> dict[str, Any]:
         """Return seconds of a round on slow links, and its energy where the recipe says what a byte costs."""

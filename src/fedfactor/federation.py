@@ -121,6 +121,7 @@ class Federation:
     store: Store = field(default_factory=MemoryStore)
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[dict[str, Any]], None] = lambda event: None
+    """Is told of the events that the journal keeps, and of `resumed`, `answered` (by a client) and `committed`."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -158,7 +159,8 @@ class Federation:
         tensors = self._first_tensors(setup)
         totals: dict[str, float] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
-        self._note({"event": "start", "protocol": self.evaluator.protocol()})
+        dense = self.evaluator.dense_bytes()
+        self._note({"event": "start", "dense_bytes": dense, "protocol": self.evaluator.protocol()})
         self._commit(server, {})
         return server
 
@@ -193,6 +195,7 @@ class Federation:
         data, info = last
         self._check_same_run(info["settings"])
         self.journal.cut(info["events"])
+        self.on_event({"event": "resumed", "round": info["round"], "past": list(self.journal.events)})
         return Server.from_bytes(data, info)
 
     def settings(self) -> dict[str, str]:
@@ -290,6 +293,10 @@ class Federation:
             outcome = outcomes[done.client] = self._accept(done, asked[done.client], t)
             if not isinstance(outcome, Failure) and done.state is not None:
                 answers.states[done.client] = done.state
+            failed = outcome.reason if isinstance(outcome, Failure) else None
+            self.on_event(
+                {"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": len(cohort)}
+            )
         answers.bytes_down = sum(sent.length for sent in asked.values())
         for who in cohort:
             outcome = outcomes.get(who.client, Failure(t, who.client, "did not answer"))
@@ -429,6 +436,7 @@ class Federation:
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
         info["settings"] = self.settings()
         self.store.commit(server.round, changes, server.to_bytes(), info)
+        self.on_event({"event": "committed", "round": server.round})
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
         """Return the server's model as a plain module."""

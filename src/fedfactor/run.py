@@ -2,7 +2,7 @@
 
 ```
 recipe.toml     resolved: every default written out
-task.json       what models are built from without the data: classes, clients, the shape of an input
+task.json       what can be known without the data: classes, clients, who has what, the shape of an input
 metrics.jsonl   one event a line, only appended to
 checkpoint/     the last committed round: the server's tensors and the clients' states
 kept/           rounds that the recipe asked to keep, with private states
@@ -19,7 +19,7 @@ import inspect
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import fedfactor
 from fedfactor.client import Setup, sections
-from fedfactor.data import federated
+from fedfactor.data import counts, federated
 from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
 from fedfactor.evaluation import compare
@@ -181,7 +181,13 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, d
         "seen_dtype": str(data.example.dtype).removeprefix("torch."),
         "transform": str(data.transform),
     }
+    if data.train[1].dim() == 1:
+        facts["examples"] = counts(data, dataset.classes, most=COUNTED).tolist()
     return Task(_model(tables["model"], dataset.classes), data, dataset.kind), facts
+
+
+COUNTED = 200
+"""Clients, at most, whose examples of each class are written down."""
 
 
 def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
@@ -283,7 +289,7 @@ class Run:
 
     def table(self) -> dict[str, list[Any]]:
         """Return the rounds as columns (`global.1.accuracy`, `totals.bytes_up`, ...): what a data frame takes."""
-        rows = [_flat(event) for event in self.metrics if event["event"] == "round"]
+        rows = [flat(event) for event in self.metrics if event["event"] == "round"]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
@@ -382,11 +388,12 @@ class Run:
         return f"Run({str(self.directory)!r}{at}, {self.recipe.method}, {len(self.metrics)} events)"
 
 
-def _flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in event.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten tables within tables: `{"totals": {"macs": 1}}` becomes `{"totals.macs": 1}`."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
+from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from fedfactor.profile import Recorder
 
+Event = dict[str, Any]
+BLOCKS = "▁▂▃▄▅▆▇█"
+TREND = 24
+"""Measurements that the line of little bars shows."""
+RECENT = 20
+"""Rounds whose mean time foretells the rest."""
+
 
 class Progress:
-    """A bar a run on a terminal, a line a round elsewhere, nothing when quiet."""
+    """A live screen on a terminal, a line a round elsewhere, nothing when quiet."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         self._console, self._quiet = console, quiet
+        self._runs: list[Watched] = []  # that go on
+        self._notice = ""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -27,34 +42,201 @@ class Progress:
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
         )
-        self._bars = Bars(*columns, console=console, disable=quiet or not console.is_terminal)
+        self._shown = console.is_terminal and not quiet
+        self._bars = Bars(*columns, console=console, disable=not self._shown)
+        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._picture)
 
     def __enter__(self) -> Progress:
-        self._bars.start()
+        if self._shown:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        if self._shown:
+            self._live.stop()
 
-    def start(self, name: str, rounds: int) -> Callable[[dict[str, Any]], None]:
+    def start(self, name: str, rounds: int) -> Callable[[Event], None]:
         """Return a listener for the events of a run of so many rounds."""
-        task = self._bars.add_task(escape(name), total=rounds, note="")
+        run = Watched(name, rounds)
+        self._runs.append(run)
 
-        def listen(event: dict[str, Any]) -> None:
-            if event["event"] != "round" or self._quiet:
+        def listen(event: Event) -> None:
+            run.hear(event)
+            if self._shown and run.done and run in self._runs:
+                self._runs.remove(run)
+                self._console.print(run.closing())  # stays above the picture
+            if self._quiet or self._shown:
                 return
-            note = line(event)
-            self._bars.update(task, completed=event["round"], note=note)
-            if not self._console.is_terminal:
-                self._console.print(f"{name}: round {event['round']}/{rounds}, {note}", highlight=False, markup=False)
+            if self._notice:
+                self._console.print(self._notice, highlight=False, markup=False)
+                self._notice = ""
+            if event["event"] == "round":
+                words = f"{name}: round {event['round']}/{rounds}, {line(event, run.dense)}"
+                left = f", {clock(run.left)} left" if run.left else ""
+                self._console.print(words + left, highlight=False, markup=False)
 
         return listen
+
+    def notice(self, words: str) -> None:
+        """Have something said as soon as it can be: under the picture, or before the next line."""
+        self._notice = words
 
     def steps(self, name: str) -> Steps:
         """Return a bar for many small steps whose number is not known yet."""
         return Steps(self._bars, self._console, self._quiet, name)
+
+    def _picture(self) -> RenderableType:
+        running = [run.panel() for run in self._runs]
+        notice = [Text(self._notice, "yellow")] if self._notice else []
+        return Group(*running, *([self._bars.get_renderable()] if self._bars.tasks else []), *notice)
+
+
+@dataclass(eq=False)
+class Watched:
+    """What is known of a run from the events it has sent so far."""
+
+    name: str
+    rounds: int
+    round: int = 0
+    dense: float = 0.0
+    """Bytes that plain FedAvg would have moved in the same rounds; 0 if that is not known."""
+    last: Event = field(default_factory=dict)
+    """The last round."""
+    measured: list[tuple[int, float]] = field(default_factory=list)
+    """Rounds and their accuracies."""
+    answered: int = 0
+    failed: int = 0
+    of: int = 0
+    _apiece: float = 0.0
+    _seconds: list[float] = field(default_factory=list)
+    _since: float = field(default_factory=time.monotonic)
+
+    def hear(self, event: Event) -> None:
+        """Take an event in."""
+        if event["event"] == "start":
+            self._apiece = event.get("dense_bytes", 0)
+        elif event["event"] == "resumed":
+            for past in event["past"]:
+                self.hear(past)
+            self.round = event["round"]
+        elif event["event"] == "answered":
+            self.of = event["of"]
+            if event["failure"] is None:
+                self.answered += 1
+            else:
+                self.failed += 1
+        elif event["event"] == "round":
+            self._round(event)
+
+    def _round(self, event: Event) -> None:
+        self.round, self.last = event["round"], event
+        self.answered = self.failed = 0
+        self.dense += self._apiece * len(event["cohort"])
+        self._seconds = [*self._seconds, event["seconds"]][-RECENT:]
+        self._since = time.monotonic()
+        score = accuracy(event)
+        if score is not None:
+            self.measured.append((event["round"], score))
+
+    @property
+    def done(self) -> bool:
+        """Whether the last round is over."""
+        return self.round >= self.rounds
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end if rounds go on as the last ones did; `None` before the first."""
+        if not self._seconds:
+            return None
+        one = sum(self._seconds) / len(self._seconds)
+        begun = min(one, time.monotonic() - self._since) if self.answered + self.failed else 0.0
+        return max(0.0, (self.rounds - self.round) * one - begun)
+
+    def panel(self) -> Panel:
+        """Draw the run while it goes on."""
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="bold", no_wrap=True)
+        rows.add_column(ratio=1)
+        bar = Table.grid(padding=(0, 2))
+        left = "" if self.left is None else f"{clock(self.left)} left"
+        bar.add_row(f"{self.round}/{self.rounds}", ProgressBar(self.rounds, self.round, width=30), left)
+        rows.add_row("round", bar)
+        rows.add_row("accuracy", self._accuracy())
+        rows.add_row("traffic", traffic(self.last["totals"], self.dense) if self.last else "nothing yet")
+        rows.add_row("clients", self._clients())
+        return Panel(rows, title=escape(self.name), title_align="left")
+
+    def closing(self) -> Text:
+        """Say in a line how the run ended."""
+        score = f"accuracy {self.measured[-1][1]:.3f}, " if self.measured else ""
+        return Text(f"{self.name}: {self.rounds} rounds, {score}{traffic(self.last.get('totals', {}), self.dense)}")
+
+    def _accuracy(self) -> Text:
+        if not self.measured:
+            return Text("not measured yet")
+        (round, now), best = self.measured[-1], max(self.measured, key=lambda point: point[1])
+        words = Text(f"{now:.3f}")
+        if len(self.measured) > 1:
+            change = now - self.measured[-2][1]
+            style, arrow = ("green", "▲") if change > 0 else ("red", "▼") if change < 0 else ("dim", "=")
+            words.append(f" {arrow} {change:+.3f}", style)
+        words.append(f" in round {round}, best {best[1]:.3f} in round {best[0]}  ")
+        return words.append(bars([score for _, score in self.measured[-TREND:]]), "cyan")
+
+    def _clients(self) -> Text:
+        if self.of and self.answered + self.failed:
+            words = Text(f"round {self.round + 1}: {self.answered} of {self.of} done, ")
+            words.append(f"{self.failed} failed", "red" if self.failed else "")
+            return words.append(", measuring" if self.answered + self.failed == self.of else "")
+        if not self.last:
+            return Text("none has answered yet")
+        failed, asked = len(self.last["failures"]), len(self.last["cohort"])
+        words = Text(f"round {self.round}: {asked - failed} of {asked} done, ")
+        words.append(f"{failed} failed", "red" if failed else "")
+        return words.append(f", {self.last['totals']['failures']} in all so far")
+
+
+def accuracy(event: Event) -> float | None:
+    """Return the accuracy that stands for a round: of all clients, else the full model's, else of those trained."""
+    for key in ("all", "global", "selected_after"):
+        if key in event:
+            scores = event[key]
+            return float((scores if "accuracy" in scores else scores[max(scores, key=float)])["accuracy"])
+    return None
+
+
+def traffic(totals: Mapping[str, float], dense: float) -> str:
+    """Say how much was moved so far, and how much dense FedAvg would have moved."""
+    size = totals.get("bytes_down", 0) + totals.get("bytes_up", 0)
+    if not dense:
+        return in_bytes(size)
+    if not size:
+        return f"nothing moved; dense FedAvg {in_bytes(dense)}"
+    return f"{in_bytes(size)}, dense FedAvg {in_bytes(dense)} ({dense / size:.1f}x)"
+
+
+def in_bytes(size: float) -> str:
+    """Write an amount of bytes in the largest decimal unit that leaves a whole number before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def clock(seconds: float) -> str:
+    """Write a span of time as hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def bars(values: list[float]) -> str:
+    """Draw numbers as little bars, from the lowest to the highest."""
+    low, high = min(values), max(values)
+    step = (high - low) / (len(BLOCKS) - 1) or 1.0
+    return "".join(BLOCKS[round((value - low) / step)] for value in values)
 
 
 class Steps:
@@ -79,14 +261,14 @@ class Steps:
             self._console.print(f"{self._name}: {text}", highlight=False, markup=False)
 
 
-def line(event: dict[str, Any]) -> str:
-    """Say in a few words how a round went."""
+def line(event: Event, dense: float = 0.0) -> str:
+    """Say in a few words how a round went; `dense` are the bytes that plain FedAvg would have moved so far."""
     words = [f"loss {event['loss']:.3f}"]
     if "global" in event:
         words += [f"accuracy {scores['accuracy']:.3f} at {level}" for level, scores in event["global"].items()]
     elif "selected_after" in event:
         words.append(f"clients' accuracy {event['selected_after']['accuracy']:.3f}")
-    words.append(f"{(event['totals']['bytes_down'] + event['totals']['bytes_up']) / 1e6:.1f} MB")
+    words.append(traffic(event["totals"], dense))
     if event["failures"]:
         words.append(f"{len(event['failures'])} failed: {event['failures'][0]['reason'][:60]}")
     return ", ".join(words)

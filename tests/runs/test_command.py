@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -75,6 +77,33 @@ def test_killed_and_resumed_through_the_command_line(method: str, tmp_path: Path
     done = call("run", path, "--out", cut, "--resume", "--quiet")
     assert done.returncode == 0, done.stderr
     assert comparable(cut) == comparable(whole)
+
+
+@pytest.mark.parametrize("engine", ["inline", "pool"])
+def test_ctrl_c_stops_at_a_commit_and_prints_the_command_that_carries_on(engine: str, tmp_path: Path) -> None:
+    path, out = recipe(tmp_path, "pfedpara"), tmp_path / "out put"
+    words = ["run", path, "--out", out, "--set", "train.rounds=12", "--engine", engine, "--workers", 2]
+    # A group of its own: as from a terminal, the signal reaches the workers too.
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if "round 2/12" in line:
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        said, complaint = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 130
+    last = DiskStore(out / "checkpoint", writing=False).last()
+    rounds = len((out / "metrics.jsonl").read_text().splitlines()) - 1
+    assert last is not None and last[1]["round"] == rounds >= 2  # nothing that was noted is lost
+    assert "stopping when this round is done" in said and "failed" not in said
+    assert f"everything up to round {rounds} of" in complaint and "Traceback" not in complaint
+    again = shlex.split(complaint.splitlines()[-1])
+    assert again == ["fedfactor", *map(str, words), "--resume"]
+    done = call(*again[1:], "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 12
 
 
 def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:

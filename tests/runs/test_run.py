@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -196,25 +194,6 @@ def test_a_second_process_is_refused_before_the_data_is_loaded(tmp_path: Path) -
         assert process.stdin is not None
         process.stdin.close()
     assert run(recipe(), tmp_path).summary["rounds"] == 3  # a lock ends with its process
-
-
-def test_ctrl_c_leaves_a_run_that_carries_on(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(recipe("train.rounds=400", "evaluate.every=0").to_toml())
-    words = ("run", str(tmp_path / "tiny.toml"), "--out", str(tmp_path / "out"))
-    with fedfactor_command(*words, start_new_session=True) as process:
-        assert process.stdout is not None and process.stderr is not None
-        for line in process.stdout:
-            if "round 2/" in line:
-                os.killpg(process.pid, signal.SIGINT)
-                break
-        process.stdout.read()
-        errors = process.stderr.read()
-    assert process.returncode == 130
-    assert "interrupted; the same command with --resume carries on" in errors
-    assert "Traceback" not in errors
-    committed = int((tmp_path / "out" / "checkpoint" / "current").read_text().removeprefix("round-"))
-    assert 1 <= committed < 400
-    assert len(load(tmp_path / "out").metrics) >= committed + 1
 
 
 # Devices.

@@ -20,14 +20,17 @@ STYLES = ("dim", "cyan", "cyan", "bold cyan", "bold bright_cyan")
 Counts = NDArray[np.int64]
 
 
-def counts(data: FederatedData, classes: int = 0, *, test: bool = False) -> Counts:
-    """Count the examples of every client (rows) and class (columns); of their own test sets with `test`."""
+def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: int | None = None) -> Counts:
+    """Count the examples of every client (rows) and class (columns); of their own test sets with `test`.
+
+    `most` counts the first so many clients only.
+    """
     examples = data.central if test else data.train
     parts = data.test_of if test else data.train_of
     if examples is None or parts is None:
         return np.zeros((data.clients, classes), np.int64)
     targets = examples[1]
-    found = [np.bincount(targets[part].numpy(), minlength=classes) for part in parts]
+    found = [np.bincount(targets[parts[client]].numpy(), minlength=classes) for client in range(len(parts))[:most]]
     width = max([classes, *(len(row) for row in found)])
     return np.stack([np.pad(row, (0, width - len(row))) for row in found]).astype(np.int64)
 

@@ -15,6 +15,7 @@ import io
 import mmap
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -297,11 +298,12 @@ class Pool:
 
 def _serve(pipe: Connection, payload: bytes, downs: list[str], ups: list[str]) -> None:
     """Be a worker: do jobs until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may want this round's answers
     torch.set_num_threads(1)
     _keep_freed_memory()
     setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
     jobs, turns = [Letters(path) for path in downs], cycle([Letters(path) for path in ups])
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             place, sizes, recorded = pipe.recv()
             answers = next(turns)

@@ -1,0 +1,122 @@
+"""What is not a plot: failures, recovered pictures, how it was measured, and recipes in full."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from fedfactor.report.groups import Group
+from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text
+from fedfactor.report.read import RunData
+
+MOST_FAILURES = 200
+MOST_PICTURES = 100
+PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
+
+
+def failures(groups: Sequence[Group]) -> Section:
+    """Return whose updates were not used, and why."""
+    runs = [run for group in groups for run in group.runs if run.failures]
+    if not runs:
+        return Section("failures", "Failures", [Text("None: every client that was asked has answered well.")])
+    reasons = [[run.name, reason, str(count)] for run in runs for reason, count in run.common_failures()[:20]]
+    rows = [[run.name, str(round), str(client), reason] for run in runs for round, client, reason in run.failures]
+    more = f" (the first {MOST_FAILURES} of {len(rows)})" if len(rows) > MOST_FAILURES else ""
+    each = Table(["run", "round", "client", "reason"], rows[:MOST_FAILURES], f"Updates that were not used{more}")
+    why = Table(["run", "reason", "times"], reasons, "Reasons of failures")
+    return Section("failures", "Failures", [why, Fold("One by one", [each])])
+
+
+def audits(groups: Sequence[Group]) -> Section | None:
+    """Return what `fedfactor audit` has recovered, where it has been run."""
+    pieces: list[Piece] = []
+    for group in groups:
+        for run in group.runs:
+            for path in sorted(run.directory.glob("audit-*.json")):
+                pieces += _audit(run, path)
+    return Section("audit", "Pictures recovered from uploads", pieces) if pieces else None
+
+
+def _audit(run: RunData, path: Path) -> list[Piece]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [("all", found["psnr"]), *((f"round {round}", one) for round, one in found["rounds"].items())]
+    cells = [[name, *(f"{value:.2f}" for value in figures.values())] for name, figures in rows]
+    title = f"{run.name}, {found['attack']['mode']}: PSNR in dB, higher is closer; flat is a picture of one colour"
+    table = Table(["", *(name.replace("_", " ") for name in found["psnr"])], cells, title)
+    page = path.with_suffix(".html")
+    pictures = Pictures.of(page.read_text(encoding="utf-8")) if page.exists() else None
+    return [table, *([Fold(f"{run.name}: pictures", [pictures])] if pictures and pictures.pairs else [])]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Originals above what was recovered of them, as PNG data addresses, with what is said of each pair."""
+
+    pairs: Sequence[tuple[str, str, str]]
+
+    @classmethod
+    def of(cls, page: str) -> Pictures:
+        """Take the pictures out of an audit's page; nothing else of it is let through."""
+        reader = _Reader()
+        reader.feed(page)
+        return cls(reader.pairs[:MOST_PICTURES])
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        shown = "".join(
+            f'<figure><img alt="original {i}" src="{original}"><img alt="recovered {i}" src="{recovered}">'
+            f"<figcaption>{escape(words)}</figcaption></figure>"
+            for i, (original, recovered, words) in enumerate(self.pairs, 1)
+        )
+        return f'<p>Above the client\'s own picture, below what was recovered.</p><div class="pictures">{shown}</div>'
+
+
+class _Reader(HTMLParser):
+    """Collects the figures of an audit's page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[str, str, str]] = []
+        self._images: list[str] = []
+        self._words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "figure":
+            self._images, self._words = [], ""
+        elif tag == "img":
+            self._images.append(dict(attrs).get("src") or "")
+
+    def handle_data(self, data: str) -> None:
+        self._words += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "figure" and len(self._images) == 2 and all(map(PNG.fullmatch, self._images)):
+            self.pairs.append((*self._images, self._words.strip()))  # type: ignore[arg-type]
+
+
+def protocol(groups: Sequence[Group]) -> Section:
+    """Return how everything was measured, once for every way."""
+    ways: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    for group in groups:
+        for run in group.runs:
+            ways.setdefault(json.dumps(run.protocol, sort_keys=True), (run.protocol, []))[1].append(run.name)
+    pieces: list[Piece] = []
+    for found, names in ways.values():
+        rows = [[key.replace("_", " "), str(value)] for key, value in found.items()]
+        pieces.append(Table(["figure", "meaning"], rows, f"How {', '.join(names)} was measured"))
+    return Section("protocol", "How it was measured", pieces)
+
+
+def recipes(groups: Sequence[Group]) -> Section:
+    """Return the resolved recipe of every run, in full, and what the paper prints for it."""
+    pieces: list[Piece] = []
+    for group in groups:
+        for run in group.runs:
+            pieces.append(Fold(f"{group.label}: {run.name}", [Code(run.recipe, f"recipe of {run.name}")]))
+    return Section("recipes", "Recipes in full", pieces)

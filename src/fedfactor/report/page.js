@@ -1,0 +1,81 @@
+"use strict";
+// Figures are drawn when they come near the screen; their colours follow the reader's light or dark mode.
+(() => {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const drawn = new Set();
+  const hidden = new Set();
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  function theme() {
+    const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--quiet"), linecolor: colour("--line") };
+    const look = { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", "font.color": colour("--text") };
+    for (const [name, value] of Object.entries(axis)) {
+      look[`xaxis.${name}`] = value;
+      look[`yaxis.${name}`] = value;
+    }
+    look["modebar.bgcolor"] = "rgba(0,0,0,0)";
+    look["modebar.color"] = look["modebar.activecolor"] = colour("--quiet");
+    look["hoverlabel.bgcolor"] = colour("--back");
+    look["hoverlabel.font.color"] = colour("--text");
+    return look;
+  }
+
+  function visible(trace) {
+    return !(trace.meta !== undefined && hidden.has(trace.meta));
+  }
+
+  function draw(plot) {
+    if (drawn.has(plot)) return;
+    drawn.add(plot);
+    const { data, layout } = JSON.parse(plot.parentElement.nextElementSibling.textContent);
+    const base = {
+      showlegend: false,
+      margin: { l: 60, r: 12, t: 12, b: 48 },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 13 },
+      legend: { orientation: "h", y: -0.22 },
+      hovermode: "closest",
+      barmode: "group",
+    };
+    const full = { ...base, ...layout };
+    for (const axis of ["xaxis", "yaxis"]) full[axis] = { automargin: true, zeroline: false, ...full[axis] };
+    for (const trace of data) trace.visible = visible(trace);
+    Plotly.newPlot(plot, data, full, {
+      responsive: true,
+      displaylogo: false,
+      displayModeBar: "hover",
+      modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+    })
+      .then(() => Plotly.relayout(plot, theme()))
+      .then(() => plot.setAttribute("data-drawn", ""));
+  }
+
+  const watcher = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) {
+        if (!entry.isIntersecting) continue;
+        watcher.unobserve(entry.target);
+        draw(entry.target);
+      }
+    },
+    { rootMargin: "200px" },
+  );
+  for (const plot of document.querySelectorAll(".plot")) watcher.observe(plot);
+
+  dark.addEventListener("change", () => {
+    for (const plot of drawn) Plotly.relayout(plot, theme());
+  });
+
+  for (const box of document.querySelectorAll("fieldset input")) {
+    box.addEventListener("change", () => {
+      const group = Number(box.value);
+      if (box.checked) hidden.delete(group);
+      else hidden.add(group);
+      for (const plot of drawn) Plotly.restyle(plot, { visible: plot.data.map(visible) });
+    });
+  }
+
+  addEventListener("beforeprint", () => {
+    for (const plot of document.querySelectorAll(".plot")) if (plot.offsetParent) draw(plot);
+  });
+})();

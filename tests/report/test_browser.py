@@ -1,0 +1,132 @@
+"""The page in a real browser, without a window: `make test-browser`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedfactor.report import report
+from tests.report.chromium import Chromium
+from tests.report.make import comparison
+
+pytestmark = pytest.mark.browser
+
+IN_VIEW = """new Promise((done) => {
+  const near = (plot) => { const box = plot.getBoundingClientRect(); return box.height && box.top < innerHeight && box.bottom > 0; };
+  const look = () => {
+    const plots = [...document.querySelectorAll(".plot")].filter(near);
+    if (plots.every((plot) => plot.hasAttribute("data-drawn"))) done(performance.now());
+    else setTimeout(look, 5);
+  };
+  look();
+})"""
+
+ALL = """(async () => {
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+  for (const plot of document.querySelectorAll(".plot")) {
+    plot.scrollIntoView();
+    while (!plot.hasAttribute("data-drawn")) await new Promise((next) => setTimeout(next, 5));
+  }
+  return document.querySelectorAll(".plot .main-svg").length;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    found = Chromium()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    report([comparison(folder / "runs", rounds=30)], folder / "report.html", title="Five methods, four seeds")
+    return folder / "report.html"
+
+
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_all_figures_are_drawn_without_a_complaint(browser: Chromium, page: Path, size: str, dark: bool) -> None:
+    width, height = SIZES[size]
+    browser.open(page, width=width, height=height, dark=dark)
+    plots = browser.run("document.querySelectorAll('.plot').length")
+    assert plots > 20
+    assert browser.run(ALL) >= plots
+    assert browser.run(
+        "[...document.querySelectorAll('figure .plot')].every(p => p.closest('figure').querySelector('table tbody tr'))"
+    )
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
+    back = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    text = browser.run("getComputedStyle(document.querySelector('.plot .xtick text')).fill")
+    assert text == ("rgb(230, 233, 239)" if dark else "rgb(27, 33, 48)")
+    assert browser.complaints() == []
+    assert [url for url in browser.requested() if not url.startswith(("file:", "data:", "blob:"))] == []
+    shots = os.environ.get("FEDFACTOR_SHOTS")
+    if shots:
+        for place in ("overview", "accuracy", "cost", "clients", "data", "ranks", "bases", "recipes"):
+            browser.run(f"document.querySelector('#{place}').scrollIntoView({{behavior: 'instant'}})")
+            browser.run("new Promise((next) => setTimeout(next, 300))")
+            browser.screenshot(Path(shots) / f"{size}-{'dark' if dark else 'light'}-{place}.png")
+
+
+def test_colours_follow_the_reader_while_the_page_is_open(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.run(IN_VIEW)
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    browser.run("new Promise((next) => setTimeout(next, 300))")
+    drawn = "document.querySelector('.plot[data-drawn] .xtick text')"
+    browser.run("document.querySelector('.plot').scrollIntoView({behavior: 'instant'})")
+    browser.run(IN_VIEW)
+    assert browser.run(f"getComputedStyle({drawn}).fill") == "rgb(230, 233, 239)"
+
+
+def test_by_keyboard_a_run_is_hidden_in_all_figures_and_a_table_opened(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.run("document.querySelector('.plot').scrollIntoView({behavior: 'instant'})")
+    browser.run(IN_VIEW)
+    browser.press("Tab", 9)
+    browser.run("document.querySelector('fieldset input').focus()")
+    browser.press(" ", 32, " ")
+    shown = "[...document.querySelector('.plot').data].filter(trace => trace.meta === 0).map(trace => trace.visible)"
+    assert browser.run(shown) == [False, False]  # the line and its band
+    browser.run("document.querySelector('figure details summary').focus()")
+    browser.press("Enter", 13, "\r")
+    assert browser.run("document.querySelector('figure details').open")
+    assert browser.complaints() == []
+
+
+def test_a_screen_reader_finds_names_for_everything(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    named = [
+        (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")
+    ]
+    wanted = {"checkbox", "heading", "image", "img", "region", "table", "link", "navigation", "group"}
+    unnamed = [role for role, name in named if role in wanted - {"group"} and not name.strip()]
+    assert unnamed == []
+    images = [name for role, name in named if role in ("image", "img")]
+    hidden = ".plot a[href], .plot button, .plot [tabindex]"  # nothing inside can be reached, so nothing is missed
+    assert browser.run(f"document.querySelectorAll('{hidden}').length") == 0
+    assert any(name.startswith("Accuracy against rounds. On all clients") for name in images)
+    assert browser.run("document.documentElement.lang") == "en"
+
+
+def test_twenty_runs_of_500_rounds_open_in_two_seconds(browser: Chromium, tmp_path: Path) -> None:
+    report([comparison(tmp_path / "runs", rounds=500)], tmp_path / "report.html")
+    times = []
+    for _ in range(5):
+        browser.open(tmp_path / "report.html")
+        browser.run("document.querySelector('#accuracy').scrollIntoView({behavior: 'instant'})")
+        times.append(browser.run(IN_VIEW) / 1000)
+    size = (tmp_path / "report.html").stat().st_size / 1e6
+    words = ", ".join(f"{seconds:.2f}" for seconds in sorted(times))
+    print(f"20 runs of 500 rounds: {size:.1f} MB, open with the figures in view after {words} s")
+    assert min(times) < 2  # whatever else the machine does only adds to it

@@ -1,0 +1,287 @@
+"""What stands on the page: figures worked out by hand from made-up runs, and real runs of methods that note things."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+import torch
+
+from fedfactor import audit
+from fedfactor.factor import effective_rank
+from fedfactor.recipe import resolve
+from fedfactor.report import read_groups, report, sections
+from fedfactor.report.groups import Group, Mean
+from fedfactor.report.insides import kept_ranks
+from fedfactor.report.parts import COLOURS, Figure, Fold, Piece, Section, Table, amount, lines, script_json, span, thin
+from fedfactor.report.read import read_one
+from fedfactor.run import load, run
+from tests.report.make import comparison, make_run
+from tests.test_cli import fedfactor
+
+
+def pieces(found: list[Section]) -> list[Piece]:
+    def inner(piece: Any) -> list[Piece]:
+        nested = getattr(piece, "pieces", [])
+        return [piece, *(one for part in nested for one in inner(part))]
+
+    return [one for section in found for part in section.pieces for one in inner(part)]
+
+
+def figures(found: list[Section]) -> dict[str, Figure]:
+    return {piece.name: piece for piece in pieces(found) if isinstance(piece, Figure)}
+
+
+def tables(found: list[Section]) -> dict[str, Table]:
+    every = [piece for piece in pieces(found) if isinstance(piece, Table)]
+    return {table.caption: table for table in every}
+
+
+def of(paths: list[Path], **how: Any) -> list[Section]:
+    return sections(*read_groups(paths), **how)
+
+
+def rows(table: Table) -> list[dict[str, str]]:
+    return [dict(zip(table.head, row, strict=True)) for row in table.rows]
+
+
+def test_a_comparison_has_every_part(tmp_path: Path) -> None:
+    found = of([comparison(tmp_path / "runs", seeds=2)])
+    assert [section.name for section in found] == [
+        "overview", "accuracy", "cost", "capacity", "clients", "data", "ranks", "bases", "picks", "noted", "failures",
+        "protocol", "recipes",
+    ]  # fmt: skip
+    names = set(figures(found))
+    assert {
+        "rounds-all",
+        "bytes-all",
+        "rounds-global",
+        "target-bytes",
+        "target-time",
+        "capacities",
+        "levels-2",
+    } <= names
+    assert {"clients-sorted", "against-local", "against-fedavg", "data-0", "rank-4", "noted-0", "noted-1"} <= names
+    assert {"gram-2-0", "gram-2-1", "usage-2-0", "picks-4-3"} <= names
+
+
+def test_every_figure_is_one_that_plotly_takes_and_has_a_table(tmp_path: Path) -> None:
+    for figure in figures(of([comparison(tmp_path / "runs", seeds=2)])).values():
+        go.Figure({"data": list(figure.traces), "layout": figure.layout})  # raises on what plotly does not know
+        assert figure.traces and figure.table.rows, figure.name
+        assert all(len(row) == len(figure.table.head) for row in figure.table.rows), figure.name
+
+
+def test_overview_by_hand(tmp_path: Path) -> None:
+    for seed, top in ((0, 0.5), (1, 0.7)):
+        folder = make_run(tmp_path / f"{seed}", "fedpara", seed, rounds=1, factor=0.25, each=False)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        event = json.loads(lines[1]) | {"global": {"1": {"accuracy": top}}}
+        (folder / "metrics.jsonl").write_text(f"{lines[0]}\n{json.dumps(event)}\n")
+    (row,) = rows(next(iter(tables(of([tmp_path])).values())))
+    assert row["run"] == "fedpara" and row["seeds"] == "2" and row["rounds"] == "1"
+    # t of one degree of freedom is 12.706, the deviation of 0.5 and 0.7 is 0.1414, over the root of two: 127.06 %
+    assert row["last accuracy"] == "60.00 ± 127.06 %"
+    assert row["moved"] == "5 MB" and row["dense FedAvg moves"] == "4.00x" and row["MACs"] == "1 G"
+
+
+def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", rounds=8, sections={"evaluate": {"target": 0.6}})
+    scores = dict(read_one(folder, "a").accuracy["all"])
+    first = min(t for t, score in scores.items() if score >= 0.6)
+    found = tables(of([folder], joules_per_byte=1e-6))
+    (row,) = rows(found["Cost of reaching 60.00 %"])
+    assert row["reached by"] == "1 of 1" and row["rounds"] == str(first)
+    assert row["bytes"] == f"{20 * first} MB"  # five clients, 4 MB each, down and up together
+    assert row["MACs"] == f"{first} G" and row["energy"] == f"{20 * first} J"
+    assert row["time at 2 Mbps"] == span(9.0 * first) and row["time at 50 Mbps"] == span(1.3 * first)
+    (row,) = rows(tables(of([folder], target=0.99))["Cost of reaching 99.00 %"])
+    assert row["reached by"] == "0 of 1" and row["bytes"] == "not reached" and "energy" not in row
+
+
+def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
+    for name, top in {"fedavg": 0.8, "fedpara": 0.6}.items():
+        make_run(tmp_path / name, name, top=top)
+    best = max(score for _, score in read_one(tmp_path / "fedpara", "").accuracy["all"])
+    table = tables(of([tmp_path]))[f"Cost of reaching {100 * best:.2f} %"]
+    assert [row["reached by"] for row in rows(table)] == ["1 of 1", "1 of 1"]
+
+
+def test_clients_against_a_reference_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    make_run(tmp_path / "l", "local", seed=1, top=0.5, each=True)
+    make_run(tmp_path / "f0", "fedavg", seed=0, top=0.9)
+    make_run(tmp_path / "f1", "fedavg", seed=1, top=0.9)
+    (row,) = rows(tables(of([tmp_path]))["How many clients win and lose against Local"])
+    assert (row["seed"], row["clients"], row["win"], row["tie"], row["lose"]) == ("1", "20", "20", "0", "0")
+    assert load_gain(tmp_path / "f1", tmp_path / "l") == row["mean gain"]
+
+
+def load_gain(mine: Path, theirs: Path) -> str:
+    from fedfactor.evaluation import compare
+
+    events = [[json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()] for one in (mine, theirs)]
+    return f"{100 * compare(events[0], events[1])['mean_gain']:+.2f}"
+
+
+def test_bands_are_means_with_their_interval() -> None:
+    band, line = lines(Group(0, "g"), [1, 2], [Mean(0.5, 0.1, 2), Mean(0.6, 0.2, 2)], hover="", scale=100)
+    assert band["x"] == [1, 2, 2, 1] and band["y"] == pytest.approx([60, 80, 40, 40]) and line["y"] == [50, 60]
+    assert len(lines(Group(0, "g"), [1], [Mean(0.5, None, 1)], hover="")) == 1
+
+
+def test_words_of_runs_cannot_become_markup(tmp_path: Path) -> None:
+    evil = '</script><img src=x onerror="alert(1)">'
+    folder = make_run(
+        tmp_path / "a", "<i>method</i>", failing=evil, sections={"x": {"y": evil}, "codec": {"name": "<b>"}}
+    )
+    task = json.loads((folder / "task.json").read_text()) | {"class_names": [evil] * 10}
+    (folder / "task.json").write_text(json.dumps(task))
+    out = tmp_path / "report.html"
+    report([folder], out, title=evil)
+    reader = Tags()
+    reader.feed(out.read_text())
+    assert not {"img", "i", "b"} & set(reader.tags) and reader.tags.count("script") == reader.closed.count("script")
+    assert script_json({"a": evil}).count("<") == 0 and json.loads(script_json({"a": evil}))["a"] == evil
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.closed: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+        self.links += [value or "" for key, value in attrs if key in ("href", "src")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.closed.append(tag)
+
+
+def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "report.html"
+    report([comparison(tmp_path / "runs", seeds=1)], out)
+    reader = Tags()
+    reader.feed(out.read_text())
+    assert len(set(reader.ids)) == len(reader.ids)
+    inside = [link.removeprefix("#") for link in reader.links if link.startswith("#")]
+    assert set(inside) <= set(reader.ids) and {link[0] for link in reader.links} <= {"#", "d"}  # d: a data address
+    assert reader.tags.count("figure") == reader.tags.count("figcaption") <= reader.tags.count("table")
+    again = tmp_path / "again.html"
+    report([tmp_path / "runs"], again)
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_colours_stand_out_on_both_backgrounds() -> None:
+    style = (Path(sys.modules["fedfactor.report"].__path__[0]) / "page.css").read_text()
+    backgrounds = re.findall(r"--(?:back|soft): (#[0-9a-f]{6})", style)
+    assert len(backgrounds) == 4
+    assert min(contrast(colour, back) for colour in COLOURS for back in backgrounds) >= 3
+    for name in ("text", "quiet", "link"):
+        light, dark = re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style)
+        assert min(contrast(light, backgrounds[0]), contrast(light, backgrounds[1])) >= 4.5, name
+        assert min(contrast(dark, backgrounds[2]), contrast(dark, backgrounds[3])) >= 4.5, name
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2's ratio of relative luminances."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_small_words() -> None:
+    assert [amount(x, "B") for x in (0, 12, 999.9, 1000, 1.234e9)] == ["0 B", "12 B", "1 kB", "1 kB", "1.23 GB"]
+    assert [span(x) for x in (1.234, 119, 180, 7200, 3 * 86400)] == ["1.23 s", "119 s", "3.0 min", "2.0 h", "3.0 d"]
+    assert thin(range(100), 4) == [0, 33, 66, 99] and thin([1, 2], 4) == [1, 2]
+
+
+def digits(method: str, **changes: Any) -> Any:
+    base = {
+        "data": {"name": "digits"},
+        "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5},
+        "model": {"name": "digits_cnn", "width": 0.25},
+        "method": {"name": method},
+        "train": {"rounds": 2, "cohort": 3, "batch": 64, "lr": 0.05},
+        "run": {"keep_rounds": [1]},
+    }
+    return resolve({**base, **changes})
+
+
+def test_real_runs_of_methods_that_note_things(tmp_path: Path) -> None:
+    widths = {"capacities": {"levels": [1.0, 0.5], "shares": [0.5, 0.5]}}
+    run(digits("fedavg"), tmp_path / "fedavg")
+    run(digits("local"), tmp_path / "local")
+    run(digits("prism", **widths), tmp_path / "prism")
+    run(digits("flanc", **widths), tmp_path / "flanc")
+    found = of([tmp_path])
+    drawn, told = figures(found), tables(found)
+    notes = [getattr(piece, "words", "") for piece in pieces(found)]
+    examples = rows(drawn["data-0"].table)
+    assert len(examples) == 6 and sum(int(row["all"]) for row in examples) == 1438
+    label = {group.method: group for group in read_groups([tmp_path])[0]}
+    prism, flanc = label["prism"], label["flanc"]
+    assert drawn[f"rank-{prism.number}"].traces[0]["x"] == [1, 2]
+    assert any(name.startswith(f"picks-{prism.number}-") for name in drawn)
+    assert any(name.startswith(f"gram-{flanc.number}-") for name in drawn)
+    assert [trace["name"] for trace in drawn[f"usage-{flanc.number}-0"].traces] == ["width 1", "width 0.5"]
+    assert any("part of every model is private" in words for words in notes)  # of Local's rank
+    assert "capacities" in drawn and "How many clients win and lose against Local" in told
+
+
+def test_ranks_of_kept_rounds_are_those_of_the_models_there(tmp_path: Path) -> None:
+    run(digits("fedpara"), tmp_path / "a")
+    found = kept_ranks(read_one(tmp_path / "a", "a"))
+    assert all([t for t, _ in points] == [1, 2] for points in found.values())
+    for round, place in ((1, 0), (None, 1)):
+        for name, weight in load(tmp_path / "a", round).model().named_parameters():
+            if weight.dim() > 1:
+                wanted = effective_rank(torch.linalg.svdvals(weight.detach().flatten(1)))
+                assert found[name.removesuffix(".weight")][place][1] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_pictures_of_an_audit_are_shown_and_nothing_else_of_its_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    picture = torch.rand(1, 2, 2)
+    one = audit.Attacked(1, 0, [3], picture[None], picture[None], [0.5])
+    audit.Report("a", "fedavg", audit.Attack(), [one]).write(folder / "audit-gradient.html")
+    text = (folder / "audit-gradient.html").read_text()
+    (folder / "audit-gradient.html").write_text(
+        text.replace("</body>", '<figure><img src="http://x/"><img src="y"></figure>')
+    )
+    (section,) = [section for section in of([folder]) if section.name == "audit"]
+    html = section.html()
+    assert html.count(base64.b64encode(audit.png(picture)).decode()) == 2 and "http://x" not in html
+    assert isinstance(section.pieces[1], Fold)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    done = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html"))
+    assert done.returncode == 0, done.stderr
+    assert "1 runs of 1 settings" in done.stdout and (tmp_path / "r.html").stat().st_size > 1_000_000
+    wrong = fedfactor("report", str(tmp_path / "b"), "-o", str(tmp_path / "r.html"))
+    assert wrong.returncode == 2 and "is no run directory and holds none" in wrong.stderr
+    wrong = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.pdf"))
+    assert wrong.returncode == 2 and "ends in .html" in wrong.stderr
+
+
+def test_without_plotly_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ValueError, match=r"pip install 'fedfactor\[report\]'"):
+        report([make_run(tmp_path / "a")], tmp_path / "r.html")
