@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedfactor import __version__
+from fedfactor.flower.cli import app as flower_app
 
 app = typer.Typer(
     help="Federated learning of factorised models.",
@@ -240,6 +241,8 @@ def report(
         count = sum(len(group.runs) for group in groups)
         console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False)
 
+
+app.add_typer(flower_app, name="flower")
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)
 app.add_typer(data_app, name="data")

@@ -23,6 +23,7 @@ from fedfactor.plan import Tensors
 from fedfactor.profile import timed
 from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.settings import Training
+from fedfactor.states import at_hand
 from fedfactor.task import Examples, Task, like
 from fedfactor.wire import Bytes, Codec, Message, Room, decode, encode
 
@@ -40,6 +41,10 @@ class Setup:
     _networks: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
+
+    def fit(self, levels: Sequence[float]) -> None:
+        """Give the method what it wants to know of the capacities and of the data; before anything is built."""
+        self.method = self.method.fitted(levels).sized(self.task.data.example)
 
     def at(self, round: int) -> Setup:
         """Return the setup as it is in a round: another one where the method has another form then."""
@@ -145,7 +150,7 @@ def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]
     """Read what a client kept, by section; what it kept of another form of the method is of no use any more."""
     if not state:
         return {}
-    message = decode(state)
+    message = decode(at_hand(state))
     same = setup.at(message.fields["round"]) is setup.at(round)
     return sections(message.tensors) if same else {}
 

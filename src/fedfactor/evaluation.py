@@ -140,6 +140,8 @@ class Evaluator:
 
         jobs = federation.jobs(kind, server, view, everyone, store=store)
         for done in federation.engine.run(federation.setup, counted(jobs)):
+            if done.late:
+                continue
             self.moved += len(done.reply or b"")
             try:
                 if done.client not in asked:

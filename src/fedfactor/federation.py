@@ -25,6 +25,7 @@ from fedfactor.plan import Plan, Reply, Tensors, pull
 from fedfactor.profile import span, timed
 from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
+from fedfactor.states import state_sha256
 from fedfactor.store import Changes, HeldTensors, Journal, MemoryStore, Overlay, States, Store, pack
 from fedfactor.wire import BadMessage, Bytes, Message, decode, encode, expect, finite
 
@@ -79,6 +80,8 @@ class Answers:
     bytes_up: int = 0
     busy: float = 0.0
     """Seconds that the slowest client worked."""
+    late: int = 0
+    """Answers to jobs of earlier rounds: dropped."""
 
 
 @dataclass
@@ -125,7 +128,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        setup.method = setup.method.fitted(self.capacities.levels).sized(setup.task.data.example)
+        setup.fit(self.capacities.levels)
         reason = setup.method.refuses(setup.optimizer, setup.codec)
         if reason:
             raise ValueError(reason)
@@ -254,6 +257,8 @@ class Federation:
             "failures": [{"client": failure.client, "reason": failure.reason} for failure in answers.failures],
             **self.evaluator.links(answers.bytes_down, answers.bytes_up, answers.busy, len(cohort)),
         }
+        if answers.late:
+            event["late"] = answers.late
         due = self.evaluator.due(t + 1)
         outcome = Outcome(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first, due)
         with span("server algebra"):
@@ -285,6 +290,9 @@ class Federation:
         sizes = self.setup.task.data.train_of
         by_length = sorted(cohort, key=lambda who: -len(sizes[who.client]))
         for done in self.engine.run(self.setup, self.jobs("train", server, view, by_length, asked)):
+            if done.late:
+                answers.late += 1
+                continue
             if done.client not in asked or done.client in outcomes:
                 answers.failures.append(Failure(t, done.client, "was not asked in this round, or answered twice"))
                 continue
@@ -463,10 +471,9 @@ def weights_sha256(tensors: Tensors) -> str:
 
 
 def private_sha256(store: Store) -> str:
-    """Hash all clients' committed states, in the order of the clients."""
+    """Hash the hashes of all clients' committed states, in the order of the clients; wherever the states are."""
     digest = hashlib.sha256()
     for section in ("client", "server"):
         for client in store.clients(section):
-            digest.update(f"{section}:{client}".encode())
-            digest.update(store.read(section, client) or b"")
+            digest.update(f"{section}:{client}:{state_sha256(store.read(section, client) or b'')}\n".encode())
     return digest.hexdigest()

@@ -122,11 +122,19 @@ def read(path: Path | str) -> Table:
     """Read a recipe file as plain tables."""
     path = Path(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"), str(path))
     except (FileNotFoundError, IsADirectoryError):
         raise RecipeError(f"there is no recipe {path}; a recipe is a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not TOML: {error}") from None
+
+
+def parse(text: str, where: str) -> Table:
+    """Read the text of a recipe as plain tables; `where` is what mistakes are said of."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{where} is not TOML: {error}") from None
 
 
 def override(tables: Table, assignments: list[str]) -> Table:

@@ -7,6 +7,7 @@ metrics.jsonl   one event a line, only appended to
 checkpoint/     the last committed round: the server's tensors and the clients' states
 kept/           rounds that the recipe asked to keep, with private states
 trace.json      where the time went, if `--profile` was given
+flower.json     on Flower: what the run is called on the nodes' disks, and who its clients are
 summary.json    final and best accuracy, bytes, seconds, hashes, versions; written when the run is done
 ```
 """
@@ -29,18 +30,24 @@ from torch import Tensor, nn
 
 import fedfactor
 from fedfactor.client import Setup, sections
-from fedfactor.data import counts, federated
+from fedfactor.data import Dataset, counts, federated
 from fedfactor.data import load as load_data
 from fedfactor.engines import Engine, Inline
 from fedfactor.evaluation import compare
 from fedfactor.federation import Federation, Server
 from fedfactor.plan import Tensors
 from fedfactor.recipe import Recipe, Table, builder_of, read, resolve
-from fedfactor.settings import check_device_here
+from fedfactor.settings import Capacities, Reported, check_device_here
 from fedfactor.simulation import Result
+from fedfactor.states import Elsewhere, at_hand
 from fedfactor.store import DiskStore, Journal
 from fedfactor.task import FederatedData, Task
 from fedfactor.wire import BadMessage, decode
+
+Facts = dict[str, Any]
+"""What `task.json` holds."""
+Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]
+"""Finds a recipe's task; what is only known now, of the clients' capacities say, goes into the recipe it returns."""
 
 
 class RunError(RuntimeError):
@@ -55,18 +62,23 @@ def run(
     engine: Engine | None = None,
     data_dir: Path | str | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    begin: Begin | None = None,
 ) -> Result:
-    """Run a recipe in a directory (or in memory), or carry on with what is there."""
+    """Run a recipe in a directory (or in memory), or carry on with what is there.
+
+    `begin` takes the place of loading the recipe's data, once the directory is ours.
+    """
     check_device_here(recipe.training.device)
+    begin = begin or (lambda recipe: (recipe, *task_of(recipe, data_dir)))
     if directory is None:
-        task, _ = task_of(recipe, data_dir)
+        recipe, task, _ = begin(recipe)
         setup, engine = setup_of(recipe, task), engine or Inline()
         federation = Federation(setup, recipe.rounds, recipe.capacities, engine, on_event=on_event)
         return Result(federation, federation.run())
     directory = Path(directory)
     with _locked(directory):
         _check_claim(recipe, directory, resume)
-        task, facts = task_of(recipe, data_dir)
+        recipe, task, facts = begin(recipe)
         federation = Federation(
             setup_of(recipe, task),
             recipe.rounds,
@@ -160,17 +172,37 @@ def summary(result: Result) -> dict[str, Any]:
     }
 
 
+ENROLLED = "flower.json"
+"""Where a run on Flower notes who its clients are."""
+
+
+def reported(capacities: Capacities, directory: Path) -> Capacities:
+    """Return capacities with those that the clients of a run said themselves, where it had such clients."""
+    path = directory / ENROLLED
+    said = json.loads(path.read_text())["start"].get("capacities", {}) if path.exists() else {}
+    given = {int(client): float(capacity) for client, capacity in said.items()}
+    return Reported(capacities.shares, capacities.dynamic, given) if given else capacities
+
+
 def setup_of(recipe: Recipe, task: Task) -> Setup:
     """Return what server and clients of a recipe agree on."""
     return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
 
 
-def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, dict[str, Any]]:
+def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
     """Load the data of a recipe, split it over the clients, and find its model; also what to know without the data."""
     tables = recipe.tables
     dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
-    facts = {
+    facts = facts_of(dataset, data)
+    if data.train[1].dim() == 1:
+        facts["examples"] = counts(data, dataset.classes, most=COUNTED).tolist()
+    return task_with(recipe, data, facts), facts
+
+
+def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
+    """Say what must be known of a task where its data is not at hand."""
+    return {
         "kind": dataset.kind,
         "classes": dataset.classes,
         "class_names": dataset.class_names,
@@ -181,9 +213,11 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, d
         "seen_dtype": str(data.example.dtype).removeprefix("torch."),
         "transform": str(data.transform),
     }
-    if data.train[1].dim() == 1:
-        facts["examples"] = counts(data, dataset.classes, most=COUNTED).tolist()
-    return Task(_model(tables["model"], dataset.classes), data, dataset.kind), facts
+
+
+def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
+    """Return a recipe's task on data that are there already."""
+    return Task(_model(recipe.tables["model"], facts["classes"]), data, facts["kind"])
 
 
 COUNTED = 200
@@ -313,7 +347,7 @@ class Run:
             raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
         example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
         absent = Absent(facts["clients"], example)
-        task = Task(_model(self.recipe.tables["model"], facts["classes"]), absent, facts["kind"])
+        task = task_with(self.recipe, absent, facts)
 
         def read() -> nn.Module:
             result = self._rebuilt(task)
@@ -344,7 +378,9 @@ class Run:
         """
         state = self._steady(lambda: self._store().read("client", client))
         try:
-            return sections(decode(state).tensors) if state else {}
+            return sections(decode(at_hand(state)).tensors) if state else {}
+        except Elsewhere as error:
+            raise RunError(f"client {client}: {error}") from None
         except BadMessage as error:
             raise RunError(f"the state of client {client} in {self.directory} is damaged: {error}") from None
 
@@ -361,7 +397,8 @@ class Run:
         data, info = self._last(store)
         # Wherever it was trained, it is looked at here.
         recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
-        federation = Federation(setup_of(recipe, task), recipe.rounds, recipe.capacities, store=store)
+        capacities = reported(recipe.capacities, self.directory)
+        federation = Federation(setup_of(recipe, task), recipe.rounds, capacities, store=store)
         federation.journal.events = self.metrics[: info["events"]]
         return Result(federation, Server.from_bytes(data, info))
 

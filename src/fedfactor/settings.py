@@ -164,6 +164,21 @@ class Capacities:
 
 
 @dataclass(frozen=True)
+class Reported(Capacities):
+    """Capacities of which some clients' are known: the largest level that each can take."""
+
+    given: Mapping[int, float] = field(default_factory=dict)
+
+    def assign(self, seed: int, population: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Give every other client a level as without them."""
+        found = super().assign(seed, population)
+        for client, most in self.given.items():
+            fitting = [place for place, level in enumerate(self.levels) if level <= most]
+            found[client] = fitting[0] if fitting else len(self.levels) - 1
+        return found
+
+
+@dataclass(frozen=True)
 class Rounds:
     """How many rounds there are, who takes part, what is measured, and when a run gives up."""
 

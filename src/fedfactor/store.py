@@ -148,15 +148,15 @@ class DiskStore:
             for client, data in mine.items():
                 path = self._path(section, client, version)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _write(path, data)
+                write_file(path, data)
         folder = self.directory / f"round-{version}"
         folder.mkdir(exist_ok=True)
-        _write(folder / "server.safetensors", server)
-        _write(folder / "info.json", json.dumps({**info, "version": version}).encode())
+        write_file(folder / "server.safetensors", server)
+        write_file(folder / "info.json", json.dumps({**info, "version": version}).encode())
         pointer = self.directory / "current.new"
-        _write(pointer, folder.name.encode())
+        write_file(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
-        _sync(self.directory)  # before what it replaces is removed
+        sync(self.directory)  # before what it replaces is removed
         self._forget(version, states)
         if version in self.keep:
             self._keep(version)
@@ -220,7 +220,7 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copy(source, target)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
     """Wait until the disk has a directory's new names."""
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -229,7 +229,7 @@ def _sync(directory: Path) -> None:
         os.close(handle)
 
 
-def _write(path: Path, data: Bytes) -> None:
+def write_file(path: Path, data: Bytes) -> None:
     """Write a file and wait until the disk has it."""
     with path.open("wb") as file:
         file.write(data)

@@ -29,6 +29,8 @@ class Done:
     failure: str = ""
     seconds: float = 0.0
     """How long the client worked."""
+    late: bool = False
+    """An answer to a job that was given up in an earlier round; it counts for nothing."""
 
 
 class Engine(Protocol):

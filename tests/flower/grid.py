@@ -1,0 +1,158 @@
+"""Flower without its processes: a grid whose nodes are called in this one, with messages serialised on the way."""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedfactor.flower.adapter import QUIET  # noqa: F401  # before anything of flwr acts
+from fedfactor.flower.app import write_app
+from fedfactor.flower.client_app import app
+from fedfactor.flower.server import DEFAULTS, serve
+from fedfactor.recipe import Recipe, parse, resolve
+from fedfactor.simulation import Result
+
+FIRST_ID = 2**63 + 12345
+"""Node numbers are unsigned and of 64 bits: as floats or signed integers they would be others."""
+
+Tamper = Callable[[Message, Message], "Message | None"]
+
+
+class LocalGrid(Grid):
+    """Nodes in this process, by number; `tamper` changes what one of them answers, `delay` when it comes."""
+
+    def __init__(self, configs: Iterable[dict[str, Any]], run_config: dict[str, Any]) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a message cannot be made without them
+        self.contexts = {
+            FIRST_ID + i: Context(1, FIRST_ID + i, dict(config), RecordDict(), dict(run_config))
+            for i, config in enumerate(configs)
+        }
+        self.keys = {node: f"key of node {node}".encode() for node in self.contexts}
+        self.offline: set[int] = set()
+        self.tamper: dict[int, Tamper] = {}
+        self.delay: dict[int, float] = {}
+        self.pushed: list[Message] = []
+        self.pulled: list[Message] = []
+        self._replies: dict[str, Message] = {}
+        self._due: dict[str, float] = {}
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node in self.contexts if node not in self.offline]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys[node]) for node in self.get_node_ids()]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            received = travelled(message)
+            self.pushed.append(received)
+            node = received.metadata.dst_node_id
+            reply = self._answer(received, node)
+            numbers.append(received.metadata.message_id)
+            if reply is not None:
+                self._replies[received.metadata.message_id] = travelled(reply)
+        return numbers
+
+    def _answer(self, message: Message, node: int) -> Message | None:
+        if node in self.offline:
+            return Message(Error(5, "Node unavailable"), reply_to=message)
+        try:
+            reply = app(message, self.contexts[node])
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
+        change = self.tamper.get(node)
+        return reply if change is None or message.metadata.message_type == "query" else change(message, reply)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        now = time.monotonic()
+        for number in message_ids:  # a reply is due from when it is first asked for: the work itself was done at once
+            reply = self._replies.get(number)
+            if reply is not None and number not in self._due:
+                late = (
+                    self.delay.get(reply.metadata.src_node_id, 0.0) if reply.metadata.message_type == "train" else 0.0
+                )
+                self._due[number] = now + late
+        ready = [number for number in message_ids if number in self._replies and self._due[number] <= now]
+        found = [self._replies.pop(number) for number in ready]
+        self.pulled += found
+        return found
+
+
+def travelled(message: Message) -> Message:
+    """Take a message apart into the objects that Flower moves, and put it together again."""
+    message.metadata.__dict__["_message_id"] = message.object_id
+    contents = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
+    found = inflate_object_from_contents(message.object_id, contents)
+    assert isinstance(found, Message)
+    found.metadata.__dict__["_message_id"] = message.object_id
+    return found
+
+
+RECIPE = """
+name = "flower"
+seed = 5
+data = { name = "digits", test_share = 0.8 }
+partition = { kind = "iid", clients = 4, test_limit = 60, train_share = 0.5 }
+model = { name = "tests.conformance.tiny:Tiny" }
+method = { name = "METHOD"FIELDS }
+train = { rounds = 3, cohort = 4, epochs = EPOCHS, batch = 16, lr = 0.05, quorum = 0.5 }
+capacities = { levels = [1.0, 0.5], shares = [0.5, 0.5] }
+"""
+
+
+def recipe(method: str = "fedavg", **sections: Any) -> Recipe:
+    """A few rounds of four clients on digits."""
+    text = RECIPE.replace("METHOD", method).replace("EPOCHS", "2" if method in TWO_PHASES else "1")
+    text = text.replace("FIELDS", ", warmup = 1" if method == "pufferfish" else "")
+    tables = parse(text, "test")
+    for name, section in sections.items():
+        tables[name] = {**tables.get(name, {}), **section} if isinstance(section, dict) else section
+    return resolve(tables, "test")
+
+
+TWO_PHASES = ("feddecomp", "fedrep")
+
+
+class Deployment:
+    """A server's run directory and some nodes with their own disks; the server can be started again and again."""
+
+    def __init__(self, folder: Path, chosen: Recipe, nodes: int = 4, configs: Any = None, **settings: Any) -> None:
+        written = write_app(
+            chosen, folder / "app", folder / "run", config={"wait": 5.0, "deadline": 30.0, "poll": 0.01, **settings}
+        )
+        tables = tomllib.loads((written / "pyproject.toml").read_text())
+        self.config = tables["tool"]["flwr"]["app"]["config"]
+        assert set(self.config) == {*DEFAULTS, "recipe", "run-dir"}
+        self.folder = folder
+        self.run_dir = folder / "run"
+        given = configs or [{"client": i} for i in range(nodes)]
+        self.configs = [{"state-dir": str(folder / f"node-{i}"), **config} for i, config in enumerate(given)]
+        self.grid = LocalGrid(self.configs, self.config)
+
+    def serve(self, **changes: Any) -> Result:
+        """Start the ServerApp and wait for its end."""
+        return serve(self.grid, Context(1, 1, {}, RecordDict(), {**self.config, **changes}))
