@@ -115,6 +115,8 @@ def run(
     loggers.check(log or [])
     if engine not in ("inline", "pool"):
         raise ValueError(f"there is no engine {engine!r}; there are inline and pool")
+    if workers and engine == "inline":
+        raise ValueError("--workers needs --engine pool: the inline engine has none")
     tables = recipes.read(recipe)
     tables.setdefault("name", recipe.stem)
     if small:

@@ -135,12 +135,27 @@ class Federation:
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
         setup.method.check(setup.task, setup.network(1.0))
+        self._check_levels()
         setup.method.phases(setup.training.epochs)  # says what is wrong with them before a client does
         self._levels = self.capacities.assign(setup.training.seed, self.population)
         keep = setup.optimizer.keeps_state or setup.codec.keeps_state
         self._sizes_change = keep and setup.method.adapts and self.capacities.dynamic
         """Whether clients keep tensors whose sizes change between rounds."""
         self.evaluator = Evaluator(self)
+
+    def _check_levels(self) -> None:
+        """Refuse capacities that change nothing: every client would hold the full model."""
+        setup = self.setup
+        if not setup.method.adapts:
+            return
+        counts = {x: sum(p.numel() for p in setup.network(x).parameters()) for x in (1.0, *self.capacities.levels)}
+        for level, count in counts.items():
+            if level < 1 and count == counts[1.0]:
+                raise ValueError(
+                    f"a client of capacity {level:g} would hold as many parameters as one of full capacity: "
+                    f"{setup.method.name} finds nothing in this model that it can make smaller. A model that takes "
+                    "width, or more inner layers, may help"
+                )
 
     # What a round is made of.
 
@@ -288,7 +303,7 @@ class Federation:
         answers, t = Answers(), server.round
         # The longest jobs first, so that none of them is left alone at the end.
         sizes = self.setup.task.data.train_of
-        by_length = sorted(cohort, key=lambda who: -len(sizes[who.client]))
+        by_length = sorted(cohort, key=lambda who: -len(sizes[who.client]) * self.evaluator.macs(who.capacity, t))
         for done in self.engine.run(self.setup, self.jobs("train", server, view, by_length, asked)):
             if done.late:
                 answers.late += 1

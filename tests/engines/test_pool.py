@@ -18,7 +18,7 @@ import torch
 
 from fedfactor.client import Setup
 from fedfactor.engines import Done, Job, Pool
-from fedfactor.engines.pool import Letters, Shelf, share
+from fedfactor.engines.pool import Letters, Shelf, Unstarted, share
 from fedfactor.methods import HeteroFL
 from fedfactor.registry import entries
 from fedfactor.wire import Message, decode, encode
@@ -189,3 +189,65 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"workers {alive} outlived their parent")
+
+
+class Cursed:
+    """Travels well and cannot be unpacked."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return divmod, (1, 0)
+
+
+def test_a_task_that_workers_cannot_read_is_named_at_once() -> None:
+    cursed, lock = Cursed(), threading.Lock()
+    with Pool(2) as pool, pytest.raises(Unstarted, match=r"cannot read the task: ZeroDivisionError: .*inline engine"):
+        run(model=lambda: (cursed, Tiny())[1], engine=pool)
+    with Pool(2) as pool, pytest.raises(Unstarted, match=r"cannot be sent .* cannot pickle '_thread.lock'"):
+        run(model=lambda: (lock, Tiny())[1], engine=pool)
+
+
+def test_large_data_are_mapped_and_models_built_once_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = tmp_path / "built"
+
+    def build() -> Tiny:
+        with built.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return Tiny()
+
+    monkeypatch.setattr("fedfactor.engines.pool.MAPPED", 1000)
+    with Pool(2) as pool:
+        run(model=build, engine=pool, rounds=3, capacities={1.0: 1.0})
+        assert len(pool._payload) < data().train[0].numel()  # whose entries take four bytes each
+    workers = [pid for pid in built.read_text().split() if pid != str(os.getpid())]
+    assert 1 <= len(workers) == len(set(workers)) <= 2
+
+
+def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
+    expected = run(rounds=3).summary
+
+    def kill(event: dict[str, Any]) -> None:
+        for worker in pool._crew:
+            worker.process.kill()
+            worker.process.join()
+
+    with Pool(2) as pool:
+        found = run(engine=pool, rounds=3, on_event=kill)
+        assert found.summary == expected and found.summary["totals"]["failures"] == 0
+
+
+def test_the_longest_jobs_come_first() -> None:
+    sizes: list[float] = []
+
+    class Watching(Pool):
+        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+            def noted() -> Iterator[Job]:
+                for job in jobs:
+                    message = decode(job.message)
+                    sizes.extend([message.fields["capacity"]] * (message.kind == "train"))
+                    yield job
+
+            yield from super().run(setup, noted())
+
+    with Watching(1) as pool:
+        run("heterofl", engine=pool, rounds=1, cohort=6, evaluate_every=0, evaluate_clients="none")
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 2

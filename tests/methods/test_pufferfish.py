@@ -155,7 +155,7 @@ def test_a_run_may_stop_on_either_side_of_the_change(tmp_path: Path) -> None:
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="warmup must be at least 0"):
+    with pytest.raises(ValueError, match="warmup must be a whole number, at least 0"):
         Pufferfish(warmup=-1)
     with pytest.raises(ValueError, match="pufferfish finds no layer to factorise"):
         run(Pufferfish(warmup=1), model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))

@@ -10,7 +10,19 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.federation import weights_sha256
-from fedfactor.methods import FLANC, FedHM, FjORD, HeteroFL, Method, OrigDrop, OrthDrop, Participant, PriSM, Slim
+from fedfactor.methods import (
+    FLANC,
+    FedHM,
+    FjORD,
+    HeteroFL,
+    Method,
+    OrigDrop,
+    OrthDrop,
+    Participant,
+    PriSM,
+    Pufferfish,
+    Slim,
+)
 from fedfactor.nn import factor_weights
 from fedfactor.plan import Reply, holders_mean, pull
 from fedfactor.tables import fedhm as printed
@@ -213,3 +225,28 @@ def test_low_rank_clients_are_never_larger() -> None:
     assert gates[1.0] > gates[0.5] > gates[0.25]
     with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
         FedHM().network(mlp, 0.75)
+
+
+@pytest.mark.parametrize("method", ["prism", "orthdrop", "heterofl", "origdrop", "fjord", "flanc", "fedhm"])
+def test_capacities_that_change_nothing_are_refused(method: str) -> None:
+    with pytest.raises(ValueError, match=r"capacity 0\.5|no (inner )?layer"):
+        run(method, model=lambda width=1.0: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), capacities={0.5: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        (FLANC, {"strength": -1}, "strength must be a number, at least 0"),
+        (FLANC, {"bases": {"conv2": (2,)}}, "bases of 'conv2' must be two numbers"),
+        (FLANC, {"bases": {"conv2": (2, 0)}}, "R2 of 'conv2' in bases must be a whole number, at least 1"),
+        (PriSM, {"kappa": -1}, "kappa must be a number, at least 0"),
+        (PriSM, {"outputs": 1.5}, "outputs must be a whole number"),
+        (FedHM, {"rho": 1.5}, "rho must be a whole number"),
+        (FedHM, {"rank": -3}, "rank must be a whole number"),
+        (Pufferfish, {"first": -1}, "first must be a whole number"),
+        (Pufferfish, {"ratio": 0}, "ratio must lie in"),
+    ],
+)
+def test_settings_out_of_range_are_named(method: type[Method], settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        method(**settings)  # type: ignore[arg-type]

@@ -91,6 +91,14 @@ def _padded(size: int) -> int:
     return -(-max(size, 0) // 64) * 64
 
 
+def _unheld() -> int:
+    """Count the references to a buffer that only a list and a loop over it know: versions of Python differ."""
+    return next(sys.getrefcount(buffer) for buffer in [bytearray()])
+
+
+UNHELD = _unheld()
+
+
 class Shelf:
     """Memory for replies that is used again when nobody holds them any more: new memory must be zeroed first."""
 
@@ -101,8 +109,7 @@ class Shelf:
         """Return a copy that can be written to."""
         size = len(data)
         for buffer in self._buffers:
-            # The list, this loop and the call below hold it; a reply still in use would too.
-            if size <= len(buffer) <= 2 * size and sys.getrefcount(buffer) == 3:
+            if size <= len(buffer) <= 2 * size and sys.getrefcount(buffer) == UNHELD:
                 break
         else:
             buffer = bytearray(size + size // 8)
@@ -123,16 +130,20 @@ class Laid:
 
 @dataclass
 class Answer:
-    """What a worker wrote and where; it stays there until the worker's answer after the next."""
+    """What a worker wrote, where it wrote it; it stays there until the worker's answer after the next."""
 
-    place: Letters
-    sizes: list[int]
+    reply: memoryview | None
+    state: memoryview | None
     failure: str
 
     def copied(self, shelf: Shelf) -> tuple[Bytes | None, Bytes | None]:
         """Return reply and new state in memory of our own."""
-        reply, state = self.place.read(self.sizes)
+        reply, state = self.reply, self.state
         return None if reply is None else shelf.copy(reply), None if state is None else bytes(state)
+
+
+class Unstarted(RuntimeError):
+    """No worker process can do this task."""
 
 
 @dataclass
@@ -153,17 +164,22 @@ class Worker:
         self._turns = cycle(self.ups)
 
     def give(self, laid: Laid) -> None:
-        """Have it do a job."""
+        """Have it do a job; raises `OSError` if it is dead."""
         self.busy, self.started = laid, perf_counter()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # found out, and mended, when we wait for it
-            self.pipe.send((laid.place, laid.sizes, profile.current() is not None))
+        self.pipe.send((laid.place, laid.sizes, profile.current() is not None))
 
     def answer(self) -> Answer:
-        """Return what it wrote; raises `EOFError` or `OSError` if it is dead."""
+        """Return what it wrote; raises `EOFError` or `OSError` if it is dead, `Unstarted` if it never lived."""
         sizes, failure, track = self.pipe.recv()
+        if sizes is None:
+            raise Unstarted(
+                f"a worker process cannot read the task: {failure}. Data and model have to survive being copied to "
+                "another process; the inline engine does without"
+            )
         if track is not None and (recorder := profile.current()) is not None:
             recorder.absorb(self.number, track)
-        return Answer(next(self._turns), sizes, failure)
+        reply, state = next(self._turns).read(sizes)
+        return Answer(reply, state, failure)
 
     def dismiss(self) -> None:
         """Close everything that leads to the process; it ends when its pipe does."""
@@ -208,7 +224,7 @@ class Pool:
         while True:
             for worker in self._crew:
                 if worker.busy is None and (ready or (ready := self._lay(coming))):
-                    worker.give(ready.pop())
+                    self._give(worker, ready.pop())
             busy = {worker.pipe: worker for worker in self._crew if worker.busy is not None}
             if not busy:
                 return
@@ -233,9 +249,18 @@ class Pool:
                     continue
                 seconds, worker.busy = perf_counter() - worker.started, None
                 if ready:
-                    worker.give(ready.pop())
+                    self._give(worker, ready.pop())
                 self._blank.append(laid.place)
                 yield Done(laid.job.client, *answer.copied(self._shelf), answer.failure, seconds)
+
+    def _give(self, worker: Worker, laid: Laid) -> None:
+        """Give a job to a worker, or to its successor: the death of an idle one is not the client's doing."""
+        try:
+            worker.give(laid)
+        except OSError:
+            self._replace(worker)
+            with contextlib.suppress(OSError):  # found out, and mended, when we wait for it
+                self._crew[worker.number].give(laid)
 
     def _lay(self, coming: Iterator[Job]) -> list[Laid]:
         """Lay out the next job, if there is one, for whichever worker is free first."""
@@ -270,9 +295,15 @@ class Pool:
         # Without the networks it has built: every worker builds its own, from the same seed.
         fresh = Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training)
         buffer = io.BytesIO()
-        _Pickler(buffer, self._shared).dump(fresh)
+        try:
+            _Pickler(buffer, self._shared).dump(fresh)
+        except Exception as error:
+            raise Unstarted(
+                f"the task cannot be sent to worker processes: {type(error).__name__}: {error}. Data and model have to "
+                "survive pickling; the inline engine does without"
+            ) from error
         self._payload = buffer.getvalue()
-        workers = self.workers or os.cpu_count() or 1
+        workers = self.workers or _cores()
         self._paths = [share(self._shared) for _ in range(workers + 1)]  # one a worker, and the job laid out ahead
         self._downs = [Letters(path) for path in self._paths]
         self._crew = [self._hire(number) for number in range(workers)]
@@ -301,7 +332,11 @@ def _serve(pipe: Connection, payload: bytes, downs: list[str], ups: list[str]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may want this round's answers
     torch.set_num_threads(1)
     _keep_freed_memory()
-    setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
+    try:
+        setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
+    except Exception as error:
+        pipe.send((None, f"{type(error).__name__}: {error}", None))
+        return
     jobs, turns = [Letters(path) for path in downs], cycle([Letters(path) for path in ups])
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
@@ -320,6 +355,11 @@ def _done(setup: Setup, job: list[memoryview | None], room: Room) -> tuple[Bytes
         return *work(setup, message, state, room), ""
     except Exception as error:  # a client's failure costs its own update only
         return None, None, f"{type(error).__name__}: {error}"
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _keep_freed_memory() -> None:

@@ -20,6 +20,7 @@ from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
+from fedfactor.settings import check_number
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
@@ -60,8 +61,9 @@ class FedHM(Spectral):
         for name in ("tau", "temperature"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        if not 0 <= self.distill <= 1:
-            raise ValueError(f"distill must lie in [0, 1], got {self.distill:g}")
+        for name in ("rho", "rank"):
+            check_number(name, getattr(self, name), 0, whole=True)
+        check_number("distill", self.distill, 0, 1)
 
     @property
     def calibrates(self) -> bool:

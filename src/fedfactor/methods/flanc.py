@@ -16,6 +16,7 @@ from fedfactor.nn import check, dense_names, factor_weights, factorize, outer_la
 from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Piece, Plan, Tensors
 from fedfactor.registry import described, register
+from fedfactor.settings import check_choice, check_number
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
@@ -62,8 +63,13 @@ class FLANC(Method):
     def __post_init__(self) -> None:
         if not 0 < self.r1 <= 1 or not self.r2 > 0:
             raise ValueError(f"r1 must lie in (0, 1] and r2 above 0, got {self.r1:g} and {self.r2:g}")
-        if self.reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction must be 'mean' or 'sum', got {self.reduction!r}")
+        check_number("strength", self.strength, 0)
+        check_choice("reduction", self.reduction, ("mean", "sum"))
+        for pattern, ranks in self.bases.items():
+            if len(ranks) != 2:
+                raise ValueError(f"bases of {pattern!r} must be two numbers, R1 and R2, got {list(ranks)}")
+            for name, rank in zip(("R1", "R2"), ranks, strict=True):
+                check_number(f"{name} of {pattern!r} in bases", rank, 1, whole=True)
 
     def fitted(self, levels: Sequence[float]) -> Self:
         """The set P is that of the run."""

@@ -20,6 +20,7 @@ from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, pull, slice_plan
 from fedfactor.registry import described, register
+from fedfactor.settings import check_number
 
 SMALL = 0.2
 """Up to this keep ratio clients sample with `kappa_small` (Table 7)."""
@@ -58,8 +59,9 @@ class PriSM(Spectral):
     weighting: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
-        if not self.outputs >= 1:
-            raise ValueError(f"outputs must be 1 or more, got {self.outputs}")
+        check_number("outputs", self.outputs, 1, whole=True)
+        for name in ("kappa", "kappa_small"):
+            check_number(name, getattr(self, name), 0)
 
     @property
     def calibrates(self) -> bool:

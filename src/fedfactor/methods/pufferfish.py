@@ -18,6 +18,7 @@ from fedfactor.nn import factorize, first_layers, outer_layers
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.plan import Tensors
 from fedfactor.registry import described, register
+from fedfactor.settings import check_number
 
 
 @register("methods", "pufferfish", paper="arXiv:2103.03936")
@@ -40,8 +41,10 @@ class Pufferfish(Factorised):
     first: int = field(default=1, metadata=described("first layers that stay full"))
 
     def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise ValueError(f"warmup must be at least 0 rounds, got {self.warmup}")
+        for name in ("warmup", "first"):
+            check_number(name, getattr(self, name), 0, whole=True)
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio must lie in (0, 1], got {self.ratio:g}")
 
     def at(self, round: int) -> Method:
         """Be FedAvg while warming up."""
