@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from fedfactor.report.groups import Group
 from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text
 from fedfactor.report.read import RunData
+from fedfactor.run import RunError
 
 MOST_FAILURES = 200
 MOST_PICTURES = 100
-PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
+BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
 
 
 def failures(groups: Sequence[Group]) -> Section:
@@ -49,55 +49,35 @@ def _audit(run: RunData, path: Path) -> list[Piece]:
     cells = [[name, *(f"{value:.2f}" for value in figures.values())] for name, figures in rows]
     title = f"{run.name}, {found['attack']['mode']}: PSNR in dB, higher is closer; flat is a picture of one colour"
     table = Table(["", *(name.replace("_", " ") for name in found["psnr"])], cells, title)
-    page = path.with_suffix(".html")
-    pictures = Pictures.of(page.read_text(encoding="utf-8")) if page.exists() else None
-    return [table, *([Fold(f"{run.name}: pictures", [pictures])] if pictures and pictures.pairs else [])]
+    pairs = [
+        (original, recovered, f"round {one['round']}, client {one['client']}: {decibel:.1f} dB")
+        for one in found["attacks"]
+        for original, recovered, decibel in zip(
+            one.get("originals", ()), one.get("recovered", ()), one["psnr"], strict=False
+        )
+    ]
+    return [table, *([Fold(f"{run.name}: pictures", [Pictures(pairs[:MOST_PICTURES])])] if pairs else [])]
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Originals above what was recovered of them, as PNG data addresses, with what is said of each pair."""
+    """Originals above what was recovered of them, as PNG files in base64, with what is said of each pair."""
 
     pairs: Sequence[tuple[str, str, str]]
 
-    @classmethod
-    def of(cls, page: str) -> Pictures:
-        """Take the pictures out of an audit's page; nothing else of it is let through."""
-        reader = _Reader()
-        reader.feed(page)
-        return cls(reader.pairs[:MOST_PICTURES])
+    def __post_init__(self) -> None:
+        if not all(BASE64.fullmatch(picture) for pair in self.pairs for picture in pair[:2]):
+            raise RunError("an audit's pictures should be PNG files in base64")
 
     def html(self) -> str:
         """Return it as HTML."""
         shown = "".join(
-            f'<figure><img alt="original {i}" src="{original}"><img alt="recovered {i}" src="{recovered}">'
+            f'<figure><img alt="original {i}" src="data:image/png;base64,{original}">'
+            f'<img alt="recovered {i}" src="data:image/png;base64,{recovered}">'
             f"<figcaption>{escape(words)}</figcaption></figure>"
             for i, (original, recovered, words) in enumerate(self.pairs, 1)
         )
         return f'<p>Above the client\'s own picture, below what was recovered.</p><div class="pictures">{shown}</div>'
-
-
-class _Reader(HTMLParser):
-    """Collects the figures of an audit's page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs: list[tuple[str, str, str]] = []
-        self._images: list[str] = []
-        self._words = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "figure":
-            self._images, self._words = [], ""
-        elif tag == "img":
-            self._images.append(dict(attrs).get("src") or "")
-
-    def handle_data(self, data: str) -> None:
-        self._words += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "figure" and len(self._images) == 2 and all(map(PNG.fullmatch, self._images)):
-            self.pairs.append((*self._images, self._words.strip()))  # type: ignore[arg-type]
 
 
 def protocol(groups: Sequence[Group]) -> Section:
