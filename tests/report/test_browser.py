@@ -15,9 +15,10 @@ from tests.report.make import comparison
 pytestmark = pytest.mark.browser
 
 IN_VIEW = """new Promise((done) => {
-  const near = (plot) => { const box = plot.getBoundingClientRect(); return box.height && box.top < innerHeight && box.bottom > 0; };
+  const near = (box) => box.top < innerHeight && box.bottom > 0;
   const look = () => {
-    const plots = [...document.querySelectorAll(".plot")].filter(near);
+    const unfolded = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
+    const plots = unfolded.filter((plot) => near(plot.getBoundingClientRect()));
     if (plots.every((plot) => plot.hasAttribute("data-drawn"))) done(performance.now());
     else setTimeout(look, 5);
   };

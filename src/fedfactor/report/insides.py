@@ -64,6 +64,8 @@ def kept_ranks(run: RunData) -> dict[str, list[Point]]:
     """Compute the effective ranks of a run's models in its kept rounds and in its last."""
     if str(run.protocol.get("global", "none")).startswith("none"):
         raise RunError("the server alone has no model, since part of every model is private")
+    if "seen_shape" not in run.task:
+        raise RunError("task.json does not say what a model sees, as this version writes it")
     found: dict[str, list[Point]] = {}
     there = load(run.directory)
     for round in [*(kept for kept in there.kept if kept != run.last_round), None]:

@@ -76,6 +76,6 @@
   }
 
   addEventListener("beforeprint", () => {
-    for (const plot of document.querySelectorAll(".plot")) if (plot.offsetParent) draw(plot);
+    for (const plot of document.querySelectorAll(".plot")) if (plot.checkVisibility()) draw(plot);
   });
 })();
