@@ -116,7 +116,7 @@ def test_a_screen_reader_finds_names_for_everything(browser: Chromium, page: Pat
     images = [name for role, name in named if role in ("image", "img")]
     hidden = ".plot a[href], .plot button, .plot [tabindex]"  # nothing inside can be reached, so nothing is missed
     assert browser.run(f"document.querySelectorAll('{hidden}').length") == 0
-    assert any(name.startswith("Accuracy against rounds. On all clients") for name in images)
+    assert any(name.startswith("Accuracy against rounds. All clients") for name in images)
     assert browser.run("document.documentElement.lang") == "en"
 
 

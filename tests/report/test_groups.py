@@ -48,6 +48,14 @@ def test_groups_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert labels(tmp_path)[0][0] == "fedavg codec=float32" and labels(tmp_path)[-1][0] == "fedavg codec=fedpaq"
 
 
+def test_only_the_fewest_settings_are_in_a_name(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.5):
+        other = {"train": {"lr": alpha, "momentum": 0.9}, "partition": {"alpha": alpha, "least": alpha}}
+        make_run(tmp_path / f"a-{alpha}", "fedavg", sections=other)
+    make_run(tmp_path / "b", "fedpara", options={"gamma": 0.1}, sections={"data": {"name": "cifar10"}})
+    assert labels(tmp_path) == [("fedavg alpha=0.1", 1), ("fedavg alpha=0.5", 1), ("fedpara", 1)]
+
+
 def test_the_same_seed_twice_counts_once_and_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "cut", rounds=10, done=4)
     make_run(tmp_path / "whole", rounds=10)

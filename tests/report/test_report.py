@@ -20,7 +20,20 @@ from fedfactor.recipe import resolve
 from fedfactor.report import read_groups, report, sections
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
-from fedfactor.report.parts import COLOURS, Figure, Piece, Section, Table, amount, lines, script_json, span, thin
+from fedfactor.report.parts import (
+    COLOURS,
+    Figure,
+    Piece,
+    Section,
+    Table,
+    amount,
+    colour,
+    dash,
+    lines,
+    script_json,
+    span,
+    thin,
+)
 from fedfactor.report.read import read_one
 from fedfactor.run import RunError, load, run
 from tests.report.make import comparison, make_run
@@ -134,6 +147,8 @@ def test_bands_are_means_with_their_interval() -> None:
     band, line = lines(Group(0, "g"), [1, 2], [Mean(0.5, 0.1, 2), Mean(0.6, 0.2, 2)], hover="", scale=100)
     assert band["x"] == [1, 2, 2, 1] and band["y"] == pytest.approx([60, 80, 40, 40]) and line["y"] == [50, 60]
     assert len(lines(Group(0, "g"), [1], [Mean(0.5, None, 1)], hover="")) == 1
+    band, _ = lines(Group(0, "g"), [1], [Mean(0.5, 2.0, 2)], hover="", scale=100, limits=(0, 1))
+    assert band["y"] == [100, 0]
 
 
 def test_words_of_runs_cannot_become_markup(tmp_path: Path) -> None:
@@ -203,6 +218,10 @@ def contrast(one: str, other: str) -> float:
 
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
+
+
+def test_fifty_groups_look_different() -> None:
+    assert len({(colour(number), dash(number)) for number in range(50)}) == 50
 
 
 def test_small_words() -> None:

@@ -20,6 +20,7 @@ from fedfactor.report.parts import (
     label,
     number,
     percent,
+    sentence,
     thin,
 )
 from fedfactor.report.read import MEASURED, RunData
@@ -65,7 +66,7 @@ def _sorted(groups: Sequence[Group], kind: str) -> Figure:
     return Figure(
         "clients-sorted",
         "Accuracy by client, sorted",
-        f"On {MEASURED[kind]}, of each run's own best round; a group's first run stands for it.",
+        f"{sentence(MEASURED[kind])}, in each run's own best round; a group's first run stands for it.",
         traces,
         axes("per cent of the clients, worst first", "accuracy in per cent", x_range=[0, 100]),
         Table(["run", "client", "accuracy", "round"], rows, "Clients, worst first, evenly chosen where there are many"),

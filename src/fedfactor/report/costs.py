@@ -46,9 +46,9 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
         rows.append([group.label, f"{count} of {len(group.runs)}", *cells])
     head = ["run", "reached by", *figures]
     words = (
-        f"The target is an accuracy of {percent(target)}, {why}; on {MEASURED[measure]}. Figures are of the first "
-        "measured round that reaches it, means over the seeds that do. Times are those of rounds at a link's speed: "
-        "seconds of the slowest client's work plus bytes a client over speed (FedPara, D.1)."
+        f"The target is an accuracy of {percent(target)}, {why}; measured: {MEASURED[measure]}. Figures are of the "
+        "first measured round that reaches it, means over the seeds that do. Times are those of rounds at a link's "
+        "speed: seconds of the slowest client's work plus bytes a client over speed (FedPara, D.1)."
     )
     pieces: list[Piece] = [Text(words), Table(head, rows, f"Cost of reaching {percent(target)}")]
     if "energy" not in figures:

@@ -19,6 +19,7 @@ from fedfactor.report.parts import (
     axes,
     lines,
     percent,
+    sentence,
     span,
     thin,
 )
@@ -98,7 +99,7 @@ def accuracy(groups: Sequence[Group], main: str | None) -> Section:
     if not order:
         return Section("accuracy", "Accuracy", [Text("No run has measured an accuracy yet.")])
     pieces: list[Piece] = [*_pair(groups, order[0])]
-    pieces += [Fold(f"Measured on {MEASURED[key]}", _pair(groups, key)) for key in order[1:]]
+    pieces += [Fold(f"Measured: {MEASURED[key]}", _pair(groups, key)) for key in order[1:]]
     return Section("accuracy", "Accuracy", pieces)
 
 
@@ -118,6 +119,7 @@ def _against_rounds(groups: Sequence[Group], key: str) -> Figure:
             [one for _, one in points],
             hover="%{fullData.name}<br>round %{x}: %{y:.2f} %<extra></extra>",
             scale=100,
+            limits=(0, 1),
         )
     ]
     rounds = thin(sorted({round for curve in curves.values() for round, _ in curve}), MOST_ROWS)
@@ -126,7 +128,7 @@ def _against_rounds(groups: Sequence[Group], key: str) -> Figure:
     return Figure(
         f"rounds-{key}",
         "Accuracy against rounds",
-        f"On {MEASURED[key]}. Mean over seeds; bands are its 95 % interval.",
+        f"{sentence(MEASURED[key])}. Mean over seeds; bands are its 95 % interval.",
         traces,
         axes("round", "accuracy in per cent", x_rangemode="tozero"),
         Table(["round", *(group.label for group in groups)], rows, "Accuracy by round" + _thinned(rows)),
@@ -146,13 +148,14 @@ def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
                 [one for _, _, one in shown],
                 hover="%{fullData.name}<br>%{x:.4g} GB: %{y:.2f} %<extra></extra>",
                 scale=100,
+                limits=(0, 1),
             )
         for size, t, one in thin(points, max(5, MOST_ROWS // len(groups))):
             rows.append([group.label, str(t), f"{size:.4g}", one.text(percent)])
     return Figure(
         f"bytes-{key}",
         "Accuracy against gigabytes",
-        f"On {MEASURED[key]}. Bytes of training, down and up, of all clients; mean over seeds.",
+        f"{sentence(MEASURED[key])}. Bytes of training, down and up, of all clients; mean over seeds.",
         traces,
         axes("GB moved", "accuracy in per cent", x_rangemode="tozero"),
         Table(["run", "round", "GB", "accuracy"], rows, "Accuracy by gigabytes" + _thinned(rows)),
@@ -175,6 +178,7 @@ def capacities(groups: Sequence[Group]) -> Section | None:
             list(there.values()),
             hover="%{fullData.name}<br>capacity %{x}: %{y:.2f} %<extra></extra>",
             scale=100,
+            limits=(0, 1),
         )
         drawn[-1]["mode"] = "lines+markers"
         traces += drawn
@@ -200,7 +204,9 @@ def _by_level(group: Group) -> Figure:
         points = thin(curves[level], MOST_POINTS)
         one = Group(place, f"capacity {level}")
         hover = "%{fullData.name}<br>round %{x}: %{y:.2f} %<extra></extra>"
-        traces += lines(one, [t for t, _ in points], [mean for _, mean in points], hover=hover, scale=100)
+        traces += lines(
+            one, [t for t, _ in points], [mean for _, mean in points], hover=hover, scale=100, limits=(0, 1)
+        )
     for trace in traces:
         del trace["meta"]  # these are no groups to choose from
     there = {level: dict(curve) for level, curve in curves.items()}

@@ -125,14 +125,33 @@ def _key(run: RunData) -> str:
 
 
 def _label(groups: list[Group]) -> None:
-    """Name each group by its method and by what else tells it from the others."""
+    """Name each group by its method and by the fewest settings that tell it from the others."""
     settings = [_settings(one.runs[0]) for one in groups]
-    everywhere = [key for key in _varied(settings) if not key.startswith("method.")]
+    shared = [key for key in _varied(settings) if not key.startswith("method.")]
     for one, mine in zip(groups, settings, strict=True):
         kin = [other for other in settings if other.get("method.name") == mine.get("method.name")]
-        own = [key for key in _varied(kin) if key.startswith("method.")]
-        words = [f"{_short(key)}={_plain(mine[key])}" for key in dict.fromkeys([*own, *everywhere]) if key in mine]
+        # Where little else differs, it is said of every group.
+        keys = [*_telling(kin), *(shared if len(shared) <= FEW else [])]
+        words = [f"{_short(key)}={_plain(mine[key])}" for key in dict.fromkeys(keys) if key in mine]
         one.label = " ".join([one.method, *words])
+
+
+FEW = 2
+
+
+def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return few keys that tell all settings apart: again and again the one that splits them into most parts."""
+    keys, found = _varied(settings), list[str]()
+
+    def parts(chosen: Sequence[str]) -> int:
+        return len({json.dumps([one.get(key) for key in chosen], default=str) for one in settings})
+
+    while parts(found) < len(settings):
+        best = max(keys, key=lambda key: parts([*found, key]))
+        if parts([*found, best]) == parts(found):
+            break  # only what is not shown differs
+        found.append(best)
+    return found
 
 
 def _varied(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -75,6 +75,9 @@
     });
   }
 
+  const bar = document.querySelector("fieldset");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
+
   addEventListener("beforeprint", () => {
     for (const plot of document.querySelectorAll(".plot")) if (plot.checkVisibility()) draw(plot);
   });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -147,12 +148,12 @@ def colour(number: int) -> str:
 def faint(shade: str) -> str:
     """Make a colour that lets the background through."""
     red, green, blue = (int(shade[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
+    return f"rgba({red},{green},{blue},0.13)"
 
 
 def dash(number: int) -> str:
     """Return the dashes of a group: together with the colour they tell groups apart without seeing colours."""
-    return DASHES[number % len(DASHES)]
+    return DASHES[(number + number // len(COLOURS)) % len(DASHES)]  # 50 pairs before one returns
 
 
 def thin(points: Sequence[Any], most: int) -> list[Any]:
@@ -163,17 +164,25 @@ def thin(points: Sequence[Any], most: int) -> list[Any]:
 
 
 def lines(
-    group: Group, xs: Sequence[float], means: Sequence[Mean], *, hover: str, scale: float = 1.0
+    group: Group,
+    xs: Sequence[float],
+    means: Sequence[Mean],
+    *,
+    hover: str,
+    scale: float = 1.0,
+    limits: tuple[float, float] = (-math.inf, math.inf),
 ) -> list[dict[str, Any]]:
-    """Draw a group's mean as a line, over a band that is its 95 % interval."""
+    """Draw a group's mean as a line, over a band that is its 95 % interval, cut where no value can be."""
+    least, most = limits
     band = [(x, one) for x, one in zip(xs, means, strict=True) if one.half is not None]
     traces: list[dict[str, Any]] = []
     if band:
-        high = [number(scale * (one.value + (one.half or 0))) for _, one in band]
-        low = [number(scale * (one.value - (one.half or 0))) for _, one in band]
+        high = [number(scale * min(most, one.value + (one.half or 0))) for _, one in band]
+        low = [number(scale * max(least, one.value - (one.half or 0))) for _, one in band]
         traces.append(
             {
                 "type": "scatter",
+                "mode": "lines",
                 "x": [number(x) for x, _ in band] + [number(x) for x, _ in reversed(band)],
                 "y": high + low[::-1],
                 "fill": "toself",
@@ -231,6 +240,11 @@ def axes(x: str, y: str, **more: Any) -> dict[str, Any]:
         else:
             layout[key] = value
     return layout
+
+
+def sentence(words: str) -> str:
+    """Begin with a capital letter."""
+    return words[:1].upper() + words[1:]
 
 
 def number(value: float) -> float:
