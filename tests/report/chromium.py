@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -29,7 +30,7 @@ class Chromium:
         words = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         words += ["--remote-debugging-port=0", f"--user-data-dir={self._home.name}", "about:blank"]
         self._log = Path(self._home.name, "log").open("wb")  # noqa: SIM115
-        self._process = subprocess.Popen([program, *words], stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen([program, *words], stdout=self._log, stderr=self._log, start_new_session=True)
         self.events: list[dict[str, Any]] = []
         self._calls = 0
         self._socket = websocket.create_connection(self._page(), suppress_origin=True, timeout=PATIENCE)
@@ -106,6 +107,18 @@ class Chromium:
     def screenshot(self, path: Path) -> None:
         """Write what the screen shows as a PNG file."""
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all the browser's processes so far, which other programs do not add to."""
+        total = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            if int(fields[3]) == self._process.pid:  # its session
+                total += int(fields[11]) + int(fields[12])
+        return total / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """End the browser."""

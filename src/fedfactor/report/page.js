@@ -25,6 +25,13 @@
     return !(trace.meta !== undefined && hidden.has(trace.meta));
   }
 
+  // For keyboard and screen reader the table stands for the figure: its buttons and plotly's picture for measuring
+  // text are passed over.
+  function hush(plot) {
+    for (const button of plot.querySelectorAll("button")) button.tabIndex = -1;
+    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");
+  }
+
   function draw(plot) {
     if (drawn.has(plot)) return;
     drawn.add(plot);
@@ -47,7 +54,11 @@
       modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     })
       .then(() => Plotly.relayout(plot, theme()))
-      .then(() => plot.setAttribute("data-drawn", ""));
+      .then(() => {
+        hush(plot);
+        plot.on("plotly_afterplot", () => hush(plot));
+        plot.setAttribute("data-drawn", "");
+      });
   }
 
   const watcher = new IntersectionObserver(
