@@ -36,6 +36,17 @@ def test_the_command_writes_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert tomllib.loads(config["recipe"])["train"]["rounds"] == 7
 
 
+def test_of_a_sweep_one_cell_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.toml").write_text(recipe("fedpara").to_toml() + "\n[sweep]\n'train.lr' = [0.1, 0.2]\n")
+    with pytest.raises(ValueError, match=r"has 2 that match '\*': lr=0.1, lr=0.2"):
+        CliRunner().invoke(app, ["flower", "app", "sweep.toml", "out"], catch_exceptions=False)
+    CliRunner().invoke(app, ["flower", "app", "sweep.toml", "out", "--only", "*0.2"], catch_exceptions=False)
+    config = tomllib.loads(Path("out/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert tomllib.loads(config["recipe"])["train"]["lr"] == 0.2
+    assert config["run-dir"] == str(tmp_path / "runs" / "flower" / "lr=0.2")
+
+
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no setting 'dedline'; did you mean 'deadline'"):
         write_app(recipe(), tmp_path, tmp_path, config={"dedline": 5})

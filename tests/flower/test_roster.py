@@ -12,8 +12,12 @@ import torch
 
 import fedfactor
 from fedfactor.data import Dataset, load
-from fedfactor.flower.node import Node, free_bytes, needed_bytes, state_folder, training_seconds
+from fedfactor.flower.adapter import Node, nodes
+from fedfactor.flower.node import Node as Device
+from fedfactor.flower.node import free_bytes, needed_bytes, state_folder, training_seconds
+from fedfactor.flower.roster import Claim
 from fedfactor.run import run as run_inline
+from fedfactor.wire import BadMessage
 from tests.flower.grid import FIRST_ID, Deployment, LocalGrid, recipe
 from tests.flower.test_engine import outcome
 
@@ -91,8 +95,8 @@ def test_a_node_that_cannot_take_part_is_told_why(
 def test_another_version_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Node.hello
-    monkeypatch.setattr(Node, "hello", lambda self: {**original(self), "fedfactor": "0.0.1"})
+    original = Device.hello
+    monkeypatch.setattr(Device, "hello", lambda self: {**original(self), "fedfactor": "0.0.1"})
     deployed = Deployment(tmp_path, recipe(train={"rounds": 1}), wait=0.1)
     with pytest.raises(fedfactor.federation.QuorumLost), caplog.at_level(logging.WARNING):
         deployed.serve()
@@ -114,6 +118,39 @@ def test_a_node_that_has_become_another_client_is_asked_again(tmp_path: Path) ->
     reasons = [[f["reason"] for f in event["failures"]] for event in deployed.serve().history[1:]]
     assert any("this node is client" in reason for reason in reasons[0] + reasons[1])
     assert reasons[2] == []
+
+
+def test_a_damaged_roster_is_named(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe(train={"rounds": 1}))
+    deployed.run_dir.mkdir()
+    (deployed.run_dir / "flower.json").write_text('{"run": "x"')
+    with pytest.raises(ValueError, match=r"flower\.json is damaged"):
+        deployed.serve()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"facts": "["},
+        {"facts": "[1]"},
+        {"facts": json.dumps({"kind": "classification", "classes": 10, "seen_dtype": "load", "seen_shape": [1]})},
+        {
+            "facts": json.dumps(
+                {"kind": "classification", "classes": 10, "seen_dtype": "uint8", "seen_shape": [1 << 40]}
+            )
+        },
+        {"capacity": float("nan")},
+        {"capacity": 2.0},
+        {"client": 1.5},
+        {"client": "x" * 1000},
+        {"fedfactor": 7},
+    ],
+)
+def test_what_a_stranger_says_of_itself_is_not_believed(change: dict[str, Any]) -> None:
+    said = {"fedfactor": fedfactor.__version__, "client": 0, "capacity": 0.5, "facts": ""}
+    assert Claim.read(Node(FIRST_ID, ""), said).capacity == 0.5
+    with pytest.raises(BadMessage):
+        Claim.read(Node(FIRST_ID, ""), {**said, **change})
 
 
 # Capacities.
@@ -142,14 +179,14 @@ def test_capacities_are_the_nodes_own(tmp_path: Path) -> None:
 def test_a_device_measures_what_it_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"client": 1, "capacity": "measure"}
     deployed = Deployment(tmp_path, recipe("heterofl"))
-    node = Node(deployed.config["recipe"], False, 3600.0, config)
+    node = Device(deployed.config["recipe"], False, 3600.0, config)
     assert node.measured() == 1.0
     setup, _ = node._task()
     assert training_seconds(setup, 1, 1.0) > 0
     full, half = needed_bytes(setup, 1, 1.0), needed_bytes(setup, 1, 0.5)
     assert full > half > 4 * 4 * sum(p.numel() for p in setup.network(0.5).parameters())
     assert 0 < free_bytes(torch.device("cpu")) < 2**50
-    assert Node(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, "too slow for any: the smallest"
+    assert Device(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, "too slow for any: the smallest"
     monkeypatch.setattr("fedfactor.flower.node.free_bytes", lambda device: (full + half) / 2)
     assert node.measured() == 0.5, "the full model does not fit the memory"
     assert node.hello()["capacity"] == 0.5
@@ -217,6 +254,4 @@ def test_states_have_a_place_of_their_own_by_default(monkeypatch: pytest.MonkeyP
 
 def test_node_numbers_stay_whole() -> None:
     grid = LocalGrid([{}], {})
-    from fedfactor.flower.adapter import nodes
-
     assert [node.id for node in nodes(grid)] == [FIRST_ID] and FIRST_ID > 2**63 and float(FIRST_ID) != FIRST_ID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ def write(
     run_dir: Annotated[
         Path | None, typer.Option(help="Run directory on the host of the ServerApp; default runs/NAME from here.")
     ] = None,
+    only: Annotated[str, typer.Option(help="Of a sweep, the one cell whose name matches this pattern.")] = "*",
 ) -> None:
     """Write a folder that `flwr run` accepts; fedfactor must be installed on every host."""
     from fedfactor import recipe as recipes
@@ -33,9 +35,13 @@ def write(
 
     tables = recipes.read(recipe)
     tables.setdefault("name", recipe.stem)
-    resolved = recipes.resolve(recipes.override(tables, settings or []), str(recipe))
+    found = recipes.overridden_cells(tables, settings or [])
+    cells = [name for name in found if fnmatch.fnmatchcase(name, only)]
+    if len(cells) != 1:
+        raise ValueError(f"an app holds one recipe, {recipe} has {len(cells)} that match {only!r}: {', '.join(found)}")
+    resolved = recipes.resolve(found[cells[0]], f"{recipe} ({cells[0]})")
     given = recipes.override({}, config or [])
-    where = run_dir or Path("runs") / resolved.tables["name"]
+    where = run_dir or Path("runs") / resolved.tables["name"] / (cells[0] if "sweep" in tables else "")
     write_app(resolved, folder, where, config=given)
     console.print(
         f"flwr run {folder}: writes {where.absolute()} on the host of the ServerApp", highlight=False, soft_wrap=True

@@ -114,14 +114,20 @@ class Roster:
     here: dict[int, int] = field(default_factory=dict)
     """The nodes that clients are on, as of the last look."""
     claims: dict[int, Claim] = field(default_factory=dict)
+    """What connected nodes say they are, by node."""
     _asked: dict[str, tuple[Node, float]] = field(default_factory=dict)
     _told: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.path.exists():
-            found = json.loads(self.path.read_text())
-            self.run, self.start = found["run"], found["start"]
-            self.clients = {int(number): client for number, client in found["clients"].items()}
+            try:
+                found = json.loads(self.path.read_text())
+                self.run, self.start = found["run"], found["start"]
+                self.clients = {int(number): client for number, client in found["clients"].items()}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path} is damaged ({error!r}): restore it from a copy, or start again in another directory"
+                ) from None
         else:
             self.run = secrets.token_hex(16)
 
