@@ -244,6 +244,20 @@ def report(
         console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False)
 
 
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(help="method or recipe.")],
+    name: Annotated[str, typer.Argument(help="Its name, and that of the file.")],
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder to write into.")] = Path(),
+) -> None:
+    """Write a method or a recipe to start from, which runs as it is."""
+    from fedfactor.new import new as write_new
+
+    path = write_new(kind, name, folder)
+    command = f"python {path}" if kind == "method" else f"fedfactor run {path}"
+    console.print(f"wrote {path}; next: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
 app.add_typer(flower_app, name="flower")
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)

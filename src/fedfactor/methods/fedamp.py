@@ -35,6 +35,10 @@ class FedAMP(Method):
 
     Deviations: with partial participation, clients that never took part are left out of the mix, and a newcomer's u_i
     is where it starts. The server has no model of its own: its tensors are where all clients start, and stay so.
+
+    Use it where clients fall into groups that are alike and nobody needs a common model: the server learns who is
+    like whom. It keeps a model a client and compares them all, so it is for tens or hundreds of clients, not
+    millions.
     """
 
     strength: float = field(default=1.0, metadata=described("lambda"))

@@ -23,6 +23,9 @@ class FedBN(FedAvg):
 
     Definition not re-read in the paper: it follows the authors' code, but batch norms are found by their type, not by
     "bn" in their names, which misses those inside a `Sequential`.
+
+    Use it where clients see the same classes through different eyes (other cameras, scanners, styles) and the model
+    has batch norms. New clients have no norms of their own and start with the first model's.
     """
 
     weighting: ClassVar[str] = "uniform"

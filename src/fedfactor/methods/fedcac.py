@@ -41,6 +41,9 @@ class FedCAC(Method):
     Deviations: the code's clients send their masks, one bit a parameter; here the server finds them from what it sent
     and what came back, so with a lossy codec they are those of the decoded update. With partial participation, clients
     that never took part get the global model, and others stay in the mix as they were last seen.
+
+    Use it where clients differ, but not in all: weights that matter to a client are shared with like clients only.
+    Every client should take part often, since others see it as it was last.
     """
 
     tau: float = field(default=0.5, metadata=described("share of critical parameters in a tensor"))

@@ -48,6 +48,9 @@ class FedDecomp(Factorised):
     Deviations: with partial participation Eq. 7 runs over the round's clients (the authors' code averages over all,
     stale ones included). The paper does not say what becomes of norm statistics: they move in both phases and are
     averaged, as in that code. `code_rank` and `code_scale` are what it does instead of Eq. 3 and 4: see `Additive`.
+
+    Use it where clients differ much and there are bytes to spare: what travels is a dense model, and memory on the
+    device is more than a dense model's.
     """
 
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))

@@ -40,6 +40,9 @@ class FedHM(Spectral):
     (Sec. 4.1) and defines neither teacher, weight nor temperature; here the teacher is the model as it was received,
     and the loss (1 - distill) times the task's plus `distill` times the divergence from the teacher. A weight has to be
     chosen: none is known to be the authors'. Static batch norm and the masked loss are HeteroFL's, as the paper says.
+
+    Use it where devices differ in what they can carry and the server should hold one dense model for all: clients
+    get its best approximation at their rank. The server computes an SVD a layer and round.
     """
 
     rho: int = field(default=1, metadata=described("first layers that stay full"))

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @register("methods", "fedpara", paper="arXiv:2108.06098")
 @dataclass(frozen=True)
 class FedPara(Factorised):
-    """W = (X1 Y1^T) * (X2 Y2^T) in every layer; all factors are shared and averaged (Alg. 1, Prop. 1 and 3)."""
+    """W = (X1 Y1^T) * (X2 Y2^T) in every layer; all factors are shared and averaged (Alg. 1, Prop. 1 and 3).
+
+    Use it where bytes are the bottleneck and every device can compute a full-size layer: a fraction of FedAvg's
+    traffic, about its multiply-accumulates, one model for all. A larger `gamma` buys accuracy with bytes.
+    """
 
     gamma: float = field(default=0.1, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))
     tanh: bool = field(default=False, metadata=described("tanh on both inner weights (appendix B)"))
@@ -51,6 +55,9 @@ class PFedPara(Factorised):
     """W = W1 * (W2 + 1): X1, Y1, T1, biases and norms are shared, X2, Y2, T2 stay on the client (Sec. 2.3, Alg. 2).
 
     Private factors start equal on all clients, as Algorithm 2 transmits them once at the start.
+
+    Use it where clients differ and bytes count too: half of the factors travel, the other half is what makes a
+    model personal.
     """
 
     gamma: float = field(default=0.5, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))

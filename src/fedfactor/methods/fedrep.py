@@ -19,6 +19,9 @@ class FedRep(FedPer):
     MNIST), and head and body have epochs of their own, 10 and 1 or 10 and 5; here they share the round's epochs.
 
     Deviations: the authors train the heads of all clients for some more epochs after the last round.
+
+    Use it like FedPer, where a head can be fitted well to features that stand still: it needs two epochs a round or
+    more.
     """
 
     head_epochs: int | None = field(

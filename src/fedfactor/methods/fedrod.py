@@ -60,6 +60,9 @@ class FedRoD(FedAvg):
 
     Definition not re-read in the paper, whose code is not public; re-implementations agree on both losses. Whether the
     paper starts h as a copy of the generic head, as here, is not verified; its hyper-network variant is not here.
+
+    Use it where both are asked for, a model for everybody and one for each client, and labels are unevenly spread:
+    the balanced loss is for the first, the second head for the other.
     """
 
     head: str = field(default="fc", metadata=described("name of the classifier, a linear layer"))

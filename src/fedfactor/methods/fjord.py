@@ -37,6 +37,9 @@ class FjORD(Sliced):
     Deviations: momentum and weight decay act on all of a client's weights in every step, whatever p is (as there). The
     loss that is reported has the divergence from the widest network's answers where the original has their cross
     entropy: the gradient is the same.
+
+    Use it where devices differ, and where a device may want a narrower network at a moment's notice: every width
+    inside is trained. In the runs here it was behind HeteroFL at full width.
     """
 
     levels: tuple[float, ...] = field(

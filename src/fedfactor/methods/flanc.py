@@ -45,6 +45,10 @@ class FLANC(Method):
     Deviations: the text gives no lambda. 10 with the mean of the squares, not their sum, is what the authors ran;
     `reduction = "sum"` is Eq. 3 as printed. In the authors' ResNet both convolutions of a block have the R1 of the
     first: `bases` sets such exceptions.
+
+    Use it where devices differ and the basis can be learnt from all of them over many rounds: nobody shares a dense
+    weight, and fewer bytes travel than with slices. Each width's classifier is trained by that width's clients
+    alone, so have enough of each.
     """
 
     r1: float = field(default=0.5, metadata=described("largest R1, as a share of smallest width x full inputs"))

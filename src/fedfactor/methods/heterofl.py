@@ -29,6 +29,9 @@ class HeteroFL(Sliced):
 
     Deviations: clients count the same whatever their data (as there), but rows of the classifier are averaged over all
     clients, not only over those that have the label.
+
+    Use it where devices differ and something robust is wanted: one dense model on the server, slices of it on
+    devices, no SVD, the baseline of this family.
     """
 
     scaler: bool = field(default=True, metadata=described("divide what enters a norm by p while training"))

@@ -23,6 +23,9 @@ class LGFedAvg(FedAvg):
     does the opposite and shares the two convolutions: `shared = ["conv1", "conv2"]`.
 
     Deviations: the authors start from a model that FedAvg has trained; give such a model to start from it here too.
+
+    Use it where inputs differ between clients (sensors, languages) and decisions are common, and where the last
+    layers are few: only they travel.
     """
 
     shared: tuple[str, ...] = field(default=("fc",), metadata=described("prefixes of the layers that are shared"))

@@ -11,7 +11,10 @@ from fedfactor.registry import register
 @register("methods", "local")
 @dataclass(frozen=True)
 class Local(Method):
-    """Every client trains alone, from the same start; nothing is sent."""
+    """Every client trains alone, from the same start; nothing is sent.
+
+    Use it to learn whether federating is worth it: a personal method that is not ahead of it has earned nothing.
+    """
 
     def private(self, name: str) -> bool:
         """Everything stays on the client."""

@@ -13,7 +13,10 @@ from fedfactor.registry import described, register
 @register("methods", "low_rank", paper="arXiv:2108.06098")
 @dataclass(frozen=True)
 class LowRankMethod(Factorised):
-    """Low-rank matrices and Tucker convolutions, trained from scratch (FedPara Sec. 3.1, after TKD)."""
+    """Low-rank matrices and Tucker convolutions, trained from scratch (FedPara Sec. 3.1, after TKD).
+
+    Use it as FedPara's baseline at the same number of parameters; a real low rank limits what a layer can express.
+    """
 
     ratio: float = field(default=0.2, metadata=described("rank as a share of the channels"))
 

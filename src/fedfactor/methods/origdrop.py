@@ -24,6 +24,8 @@ class OrigDrop(Sliced):
     clients of a capacity hold, not the server's full one, most of which nobody may have trained.
 
     Deviations: the authors' code sets kernels that nobody held to zero.
+
+    Use it as PriSM's baseline, or as HeteroFL without Scaler, masked loss and kept statistics.
     """
 
     static_norm: bool = field(

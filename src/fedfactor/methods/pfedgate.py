@@ -29,6 +29,8 @@ class PFedGate(Method):
     choice), see `chosen`. As there, theta travels whole, and no multiplication is saved: kept pieces are not gathered.
     Three faults of that code are not here: schedules that look at test accuracy, a ReLU on the logits, and means over
     clients that did not take part.
+
+    Use it to study sparse personal models: nothing is saved on the wire, and a prediction depends on its batch.
     """
 
     budget: float = field(default=0.5, metadata=described("s: share of the parameters that a batch may use"))

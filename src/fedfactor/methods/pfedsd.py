@@ -31,6 +31,9 @@ class PFedSD(FedAvg):
 
     Definition not re-read in the paper: it follows the authors' code, whose defaults these are. Two faults of that code
     are not here: the teacher is in evaluation mode, and norm statistics are averaged with the weights.
+
+    Use it where clients take part rarely and forget in between: each learns from its own last model. It needs a
+    second forward pass and the memory of a second model.
     """
 
     strength: float = field(default=1.0, metadata=described("lambda"))

@@ -47,6 +47,9 @@ class PriSM(Spectral):
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
     of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
+
+    Use it where no client can train the full model and the server should have it nonetheless, over many rounds:
+    different kernels are trained by different clients.
     """
 
     kappa: float = field(default=2.5, metadata=described("smooth factor of the sampling"))
@@ -189,7 +192,10 @@ def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
 @register("methods", "orthdrop", paper="arXiv:2208.13141")
 @dataclass(frozen=True)
 class OrthDrop(PriSM):
-    """PriSM with the same leading kernels for everybody, always: ordered dropout in the orthogonal space (Sec. 4)."""
+    """PriSM with the same leading kernels for everybody, always: ordered dropout in the orthogonal space (Sec. 4).
+
+    Use it as PriSM's baseline: what a fixed choice of kernels gives.
+    """
 
     def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
         """Take the kernels of the largest singular values."""

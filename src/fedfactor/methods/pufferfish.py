@@ -34,6 +34,9 @@ class Pufferfish(Factorised):
     Definition not re-read in the paper; it follows the authors' code, where 80 of 300 epochs are warm-up. That factors
     are averaged as they are, and when a federated run should change over, is nowhere written: FedPara's Table 10 names
     no warm-up, and 0, factors from the start, is the default.
+
+    Use it where first rounds may be dense and later ones must be small, or where low rank from the start learns
+    badly.
     """
 
     warmup: int = field(default=0, metadata=described("rounds of full rank"))

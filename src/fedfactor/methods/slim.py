@@ -18,6 +18,8 @@ class Slim(Method):
     """FedAvg on the task's model at one width, the smallest of the run's capacities: FedHM's "Width Slimming (FedAvg)".
 
     The server has this network only, whatever the capacities of the others.
+
+    Use it as the baseline of every method for unequal devices: what the weakest can carry, for all.
     """
 
     width: float = field(default=0.0, metadata=described("width of everybody's network; 0: the smallest capacity"))

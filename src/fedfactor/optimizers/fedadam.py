@@ -18,6 +18,8 @@ class FedAdam(Optimizer):
 
     Definition not re-read in the paper: no bias correction, v starts at tau^2. Only weights step; batch statistics are
     averaged, since Adam could make a variance negative. Elements that nobody held keep value and moments.
+
+    Use it where plain averaging moves slowly, with sparse gradients say; `server_lr` has to be found.
     """
 
     server_lr: float = field(default=0.01, metadata=described("eta, the server's step"))

@@ -11,4 +11,7 @@ from fedfactor.registry import register
 @register("optimizers", "fedavg", paper="arXiv:1602.05629")
 @dataclass(frozen=True)
 class FedAvgOptimizer(Optimizer):
-    """Clients take SGD steps, the server takes their mean."""
+    """Clients take SGD steps, the server takes their mean.
+
+    Use it first.
+    """

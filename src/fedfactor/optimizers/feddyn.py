@@ -26,6 +26,8 @@ class FedDyn(Optimizer):
     Definition not re-read in the paper; the printed bracket is read as the sum of (w_i - x). There is no setting in
     which this is FedAvg: as alpha goes to 0 the correction stays. A round in which nothing is learnt still moves the
     server by -h / alpha, unless h is zero.
+
+    Use it where clients differ, take part again and again and can keep a tensor a weight.
     """
 
     alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, above 0"))

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 @register("optimizers", "fedprox", paper="arXiv:1812.06127")
 @dataclass(frozen=True)
 class FedProx(Optimizer):
-    """Clients minimise f_i(w) + (mu / 2) ||w - w_t||^2 around the model they received."""
+    """Clients minimise f_i(w) + (mu / 2) ||w - w_t||^2 around the model they received.
+
+    Use it where clients differ or do unequal work and nothing may be kept on them.
+    """
 
     mu: float = field(default=0.1, metadata=described("strength of the proximal term; 0 is FedAvg"))
     anchors: ClassVar[bool] = True

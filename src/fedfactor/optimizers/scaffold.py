@@ -25,6 +25,8 @@ class Scaffold(Optimizer):
     Definition not re-read in the paper; it agrees with the re-implementations it was checked against. Extras travel in
     full precision whatever the codec, which doubles the traffic of a float32 model. K eta is the distance that a
     constant gradient would have travelled, so that momentum does not blow up the control variates.
+
+    Use it where clients differ, take part often and twice the bytes are affordable.
     """
 
     server_lr: float = field(default=1.0, metadata=described("eta_g, the server's step"))

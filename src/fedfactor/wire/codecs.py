@@ -20,7 +20,10 @@ from fedfactor.wire.message import BadMessage
 @register("codecs", "float32")
 @dataclass(frozen=True)
 class Float32:
-    """Everything as it is: four bytes a weight, both ways."""
+    """Everything as it is: four bytes a weight, both ways.
+
+    Use it when in doubt: nothing is lost.
+    """
 
     name: ClassVar[str] = "float32"
     keeps_state: ClassVar[bool] = False
@@ -64,6 +67,8 @@ class FedPAQ(Float32):
 
     FedPara's use of the name (appendix D.3): the uploaded model is cast to float16. The original quantises the
     difference to the download at random levels; `int8` is the codec of that kind here.
+
+    Use it to compare with FedPara's figures, or where only the way up is dear.
     """
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
@@ -82,7 +87,10 @@ class FedPAQ(Float32):
 @register("codecs", "float16")
 @dataclass(frozen=True)
 class Float16(FedPAQ):
-    """Two bytes a weight, both ways; the server keeps its own weights in full precision."""
+    """Two bytes a weight, both ways; the server keeps its own weights in full precision.
+
+    Use it to halve the bytes of both ways.
+    """
 
     def down(self, weights: Tensors) -> Tensors:
         """Cast the weights to float16."""
@@ -100,6 +108,8 @@ class Int8(Float32):
 
     Rounding up with the probability of the remainder makes the coded difference unbiased; coding the difference and
     not the model makes the error shrink with the change (FedPAQ, Alg. 1).
+
+    Use it where the way up is dear: a quarter of the bytes, without a bias.
     """
 
     codes_changes: ClassVar[bool] = True
@@ -132,6 +142,8 @@ class TopK(Float32):
     """Only the largest changes go up, each with its position; what was left out is added to the next round's change.
 
     Error feedback keeps the sum of what was sent close to the sum of what was meant (Stich et al. 2018).
+
+    Use it where the way up is very dear and clients come back, since what was left out waits on the client.
     """
 
     share: float = field(default=0.1, metadata=described("share of a tensor's entries that is sent, in (0, 1]"))

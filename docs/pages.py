@@ -1,0 +1,490 @@
+"""Pages that are made when the site is built: from the registries, the command line, the tables and the evidence.
+
+mkdocs calls `on_config`, `on_files` and `on_page_markdown`; everything else takes and returns plain text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import tomli_w
+import typer
+
+from fedfactor import cli
+from fedfactor.data.partitions import kinds as partitions
+from fedfactor.data.sources.registry import info as source_info
+from fedfactor.data.sources.registry import names as source_names
+from fedfactor.methods.base import Method
+from fedfactor.models import info as model_info
+from fedfactor.models import names as model_names
+from fedfactor.new import method_text, recipe_text
+from fedfactor.optimizers.base import Optimizer
+from fedfactor.recipe import cells, read
+from fedfactor.registry import Entry, entries
+from fedfactor.tables.row import VERDICTS, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
+RULINGS = ("holds", "fails", "undecided")
+
+
+# Text.
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(cell.replace(chr(10), ' ') for cell in row)} |" for row in rows)])
+
+
+def prose(text: str) -> str:
+    """Escape what Markdown would read into plain words; `code` stays as it is."""
+    parts = re.split("(`[^`]*`)", " ".join(text.split()))
+    return "".join(part if part.startswith("`") else re.sub(r"([*_|<\[\]])", r"\\\1", part) for part in parts)
+
+
+def code(text: str) -> str:
+    """Write a word as code, also within a table."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def block(language: str, text: str) -> str:
+    """Write a block of code."""
+    return f"```{language}\n{text.strip()}\n```"
+
+
+def paper_link(paper: str) -> str:
+    """Link a paper that has an address."""
+    return f"[{paper}](https://arxiv.org/abs/{paper.removeprefix('arXiv:')})" if paper.startswith("arXiv:") else paper
+
+
+# Methods, optimizers and codecs.
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A docstring, sorted by what its paragraphs are about."""
+
+    summary: str
+    body: list[str]
+    deviations: list[str]
+    source: list[str]
+    use: list[str]
+
+
+def said(cls: type) -> Said:
+    """Sort the paragraphs of a class's docstring."""
+    summary, *rest = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
+    found: dict[str, list[str]] = defaultdict(list)
+    heads = {"Deviations:": "deviations", "Definition not re-read": "source", "Use it": "use"}
+    for paragraph in rest:
+        found[next((kind for head, kind in heads.items() if paragraph.startswith(head)), "body")].append(
+            prose(paragraph.removeprefix("Deviations:"))
+        )
+    return Said(prose(summary), *(found[kind] for kind in ("body", "deviations", "source", "use")))
+
+
+def fields(entry: Entry) -> str:
+    """Tabulate an entry's hyper-parameters."""
+    rows = [
+        [code(item["name"]), code(str(item["type"])), code(json.dumps(item["default"])), prose(item["help"])]
+        for item in entry.fields()
+    ]
+    return table(["field", "type", "default", "meaning"], rows) if rows else "It has no hyper-parameters."
+
+
+def in_a_recipe(entry: Entry) -> str:
+    """Write an entry as a recipe would have it, with its defaults."""
+    given = {item["name"]: item["default"] for item in entry.fields() if item["default"] not in (None, "inf")}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    return block("toml", tomli_w.dumps({entry.kind.removesuffix("s"): {"name": entry.name, **plain}}))
+
+
+def hooks(cls: type, base: type) -> str:
+    """Tabulate what a class does differently from the base, hook by hook."""
+    found: dict[str, str] = {}
+    for name, value in inspect.getmembers(base):
+        mine = inspect.getattr_static(cls, name, None)
+        if name.startswith("_") or not callable(value) and not isinstance(value, property):
+            continue
+        if mine is not inspect.getattr_static(base, name):
+            function = mine.fget if isinstance(mine, property) else mine
+            found[name] = inspect.cleandoc(getattr(function, "__doc__", "") or "").partition("\n\n")[0]
+    return table(["hook", "what it does here"], [[code(name), prose(text)] for name, text in found.items()])
+
+
+def refusals(method: Method) -> list[str]:
+    """Say what a method does not go with, and why."""
+    found: dict[str, list[str]] = defaultdict(list)
+    plain = {kind: {name: entry.cls() for name, entry in entries(kind).items()} for kind in ("optimizers", "codecs")}
+    for name, optimizer in plain["optimizers"].items():
+        reason = method.refuses(optimizer, plain["codecs"]["float32"])
+        if reason:
+            found[reason].append(name)
+    for name, codec in plain["codecs"].items():
+        reason = method.refuses(plain["optimizers"]["fedavg"], codec)
+        if reason:
+            found[reason].append(name)
+    return [f"not with {', '.join(map(code, names))}: {prose(reason)}" for reason, names in found.items()]
+
+
+def recipes_of(method: str) -> list[Path]:
+    """Return the recipes that have a cell with a method."""
+    found = []
+    for path in sorted((ROOT / "recipes").rglob("*.toml")):
+        if method in {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}:
+            found.append(path)
+    return found
+
+
+def evidence_of(method: str) -> list[str]:
+    """Return the names of the evidence pages whose records hold runs of a method."""
+    records = {
+        path.name
+        for path in EVIDENCE.glob("*.json")
+        if any(item["recipe"]["method"]["name"] == method for item in json.loads(path.read_text()))
+    }
+    return [path.name for path in evidence_pages() if any(f"`{name}`" in path.read_text() for name in records)]
+
+
+def method_page(entry: Entry) -> str:
+    """Write the page of one method."""
+    text, cls = said(entry.cls), entry.cls
+    method: Method = cls()
+    parts = [f"# {cls.__name__}", text.summary, *text.body]
+    if entry.paper:
+        parts.append(f"Paper: {paper_link(entry.paper)}.")
+    parts += [*_headed("When to use it", text.use), *_headed("Where the definition comes from", text.source)]
+    parts += _headed("Deviations", text.deviations)
+    parts += ["## Fields", fields(entry), in_a_recipe(entry)]
+    alike = {"samples": "by their number of examples", "uniform": "all alike"}
+    facts = [
+        f"clients count {alike.get(method.weighting, prose(method.weighting))}",
+        "weaker clients get a smaller network" if method.adapts else "everybody has the same network",
+        *(["every client has a model of its own on the server"] if method.space == "personal" else []),
+        *(["statistics of norms are gathered from the clients before a model is used"] if method.calibrates else []),
+        *(refusals(method) or ["goes with every optimizer and codec"]),
+    ]
+    parts += ["## In short", "\n".join(f"- {fact}" for fact in facts)]
+    if cls.__mro__[1] is not object and hooks(cls, Method).count("\n") > 1:
+        parts += ["## What it does that FedAvg does not", hooks(cls, Method)]
+    parts += ["## Evidence", *evidence(entry.name)]
+    return "\n\n".join(parts) + "\n"
+
+
+def evidence(method: str) -> Iterator[str]:
+    """Link what was measured with a method, and the commands that measure it."""
+    pages = evidence_of(method)
+    if pages:
+        yield "Measured here, with verdicts on the papers' claims:"
+        yield "\n".join(f"- [{heading(EVIDENCE / name)}](../evidence/{name})" for name in pages)
+    else:
+        yield "Tested by the [promises](../architecture.md#promises) like every method; no run of the papers' yet."
+    found = recipes_of(method)
+    if found:
+        yield "Recipes that run it:"
+        commands = [f"fedfactor run {path.relative_to(ROOT)}" for path in found]
+        yield block("sh", "\n".join(commands))
+
+
+def _headed(title: str, paragraphs: list[str]) -> list[str]:
+    return [f"## {title}", *paragraphs] if paragraphs else []
+
+
+def methods_page() -> str:
+    """Write the list of all methods."""
+    rows = []
+    for name, entry in entries("methods").items():
+        text = said(entry.cls)
+        rows.append([f"[`{name}`]({name}.md)", text.summary, " ".join(text.use), paper_link(entry.paper)])
+    return "\n\n".join(
+        [
+            "# Methods",
+            "What each one is and when to use it; `fedfactor methods` prints the fields. Every page here is made from "
+            "the method's own class when the site is built. [Add your own](../extend.md) in thirty lines.",
+            table(["method", "what it is", "when to use it", "paper"], rows),
+            "",
+        ]
+    )
+
+
+def kind_page(kind: str, title: str, lead: str) -> str:
+    """Write one page for all optimizers or codecs."""
+    parts = [f"# {title}", lead]
+    for name, entry in entries(kind).items():
+        text = said(entry.cls)
+        parts += [f"## {name}", text.summary, *text.body, *text.use, *text.source, *text.deviations]
+        if entry.paper:
+            parts.append(f"Paper: {paper_link(entry.paper)}.")
+        parts += [fields(entry), in_a_recipe(entry)]
+        if kind == "optimizers" and hooks(entry.cls, Optimizer).count("\n") > 1:
+            parts.append(hooks(entry.cls, Optimizer))
+    return "\n\n".join(parts) + "\n"
+
+
+# Results.
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, what became of it here, and the command that measured it."""
+
+    page: str
+    section: str
+    command: str
+    claim: str
+    found: str
+
+    @property
+    def rulings(self) -> list[str]:
+        """The verdicts in what was found, in their order."""
+        return [word for word in re.findall(r"\w+", self.found.lower()) if word in RULINGS]
+
+
+def evidence_pages() -> list[Path]:
+    """Return the pages of evidence, all but the one that explains them."""
+    return sorted(path for path in EVIDENCE.glob("*.md") if path.name != "README.md")
+
+
+def heading(path: Path) -> str:
+    """Return the first heading of a page."""
+    return next(line for line in path.read_text().splitlines() if line.startswith("# ")).removeprefix("# ")
+
+
+def claims(path: Path) -> list[Claim]:
+    """Read the claims out of a page of evidence: bullets that begin with the claim in italics, below a command."""
+    found = []
+    for section in re.split("^## ", path.read_text(), flags=re.M)[1:]:
+        title, _, text = section.partition("\n")
+        commands = re.findall(r"^(?:    )?(fedfactor .*|python .*)$", text, flags=re.M)
+        for bullet in re.findall(r"^- (\*[^*].*?)(?=^- |^\n|\Z)", text, flags=re.M | re.S):
+            claim, _, outcome = " ".join(bullet.split())[1:].partition("*")
+            ruled = Claim(path.name, title, commands[0] if commands else "", claim, outcome.lstrip(":, "))
+            if ruled.rulings:
+                found.append(ruled)
+    return found
+
+
+def claims_table() -> str:
+    """Tabulate every claim that was tried."""
+    rows = []
+    for path in evidence_pages():
+        rows += [
+            [prose(one.section), prose(one.claim), one.found, code(one.command), f"[figures](evidence/{one.page})"]
+            for one in claims(path)
+        ]
+    return table(["paper", "its claim", "here", "command", ""], rows)
+
+
+def counts_table(rows: Sequence[Row]) -> str:
+    """Count the verdicts on the papers' printed figures, a row each of their tables."""
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        counts[row.paper, row.table][row.verdict] += 1
+    lines = [
+        [paper, name, *(str(found[verdict] or "") for verdict in VERDICTS), code(f"fedfactor tables --paper {paper}")]
+        for (paper, name), found in counts.items()
+    ]
+    total = Counter(row.verdict for row in rows)
+    lines.append(["all", "", *(f"**{total[verdict]}**" for verdict in VERDICTS), code("fedfactor tables")])
+    return table(["paper", "table", *VERDICTS, "command"], lines)
+
+
+def differences_table(rows: Sequence[Row]) -> str:
+    """List the printed figures that ours do not give, with the reason where one is known."""
+    found = [row for row in rows if row.verdict in ("misprint", "off")]
+    return table(
+        ["paper", "table", "cell", "printed", "error", "verdict", "why"],
+        [
+            [
+                row.paper,
+                row.table,
+                prose(f"{row.row}: {row.quantity}"),
+                prose(row.printed),
+                f"{100 * row.relative_error:+.1f} %",
+                row.verdict,
+                prose(row.remark),
+            ]
+            for row in found
+        ],
+    )
+
+
+def results_page(rows: Sequence[Row]) -> str:
+    """Write every verdict against the papers so far."""
+    everything = [one for path in evidence_pages() for one in claims(path)]
+    ruled = Counter(word for one in everything for word in one.rulings)
+    return "\n\n".join(
+        [
+            "# Results against the papers",
+            "Two kinds of check, made anew from the code and the records whenever this page is built: what the papers "
+            "claim of training, tried on real data at a small scale, and the figures that they print, recomputed.",
+            "## Claims about training",
+            f"{len(everything)} claims, of which parts hold {ruled['holds']} times, fail {ruled['fails']} times and are "
+            f"undecided {ruled['undecided']} times. [The rule](evidence/README.md): a claim holds or fails only where "
+            "the gap exceeds the spread of both sides. These are runs of minutes on two cores, which say nothing about "
+            "the papers' full scale.",
+            claims_table(),
+            "## Printed counts",
+            "Parameters, operations, ratios and transfer times, recomputed by building the models. `match`: ours rounds "
+            "to the printed digits; `truncated`: it gives them when further digits are cut off; `close`: within half a "
+            "per cent; `misprint`: the paper contradicts itself there; `off`: none of these.",
+            counts_table(rows),
+            "Those that differ:",
+            differences_table(rows),
+            "",
+        ]
+    )
+
+
+# The command line and what a recipe can name.
+
+
+def commands_page() -> str:
+    """Write the reference of the command line."""
+    parts = ["# Commands", "Made from the command line itself; `--help` after any of them says the same."]
+
+    def walk(command: Any, words: list[str]) -> None:
+        if hasattr(command, "commands"):
+            for name, inner in command.commands.items():
+                walk(inner, [*words, name])
+            return
+        usage = " ".join([*words, *(_argument(p) for p in command.params if p.param_type_name == "argument")])
+        rows = [
+            [code(", ".join(p.opts) if p.param_type_name == "option" else _argument(p)), prose(p.help or ""), _shown(p)]
+            for p in command.params
+            if p.name != "help"
+        ]
+        parts.extend([f"## {' '.join(words)}", prose(command.help or ""), block("sh", usage)])
+        parts.append(table(["", "", "default"], rows))
+
+    walk(typer.main.get_command(cli.app), ["fedfactor"])
+    return "\n\n".join(parts) + "\n"
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name).upper()
+    return f"{name}..." if parameter.nargs == -1 and not name.endswith("...") else name
+
+
+def _shown(parameter: click.Parameter) -> str:
+    default = parameter.default
+    usual = default is None or default in (False, "", ()) or callable(default) or type(default).__name__ == "Sentinel"
+    return "" if usual else code(str(default))
+
+
+def names_table(which: str) -> str:
+    """Tabulate what else a recipe can name: data sets, partitions or models."""
+    if which == "data":
+        found = [(name, source_info(name)) for name in source_names()]
+        rows = [[code(name), prose(one.summary), code(", ".join(one.options))] for name, one in found]
+        return table(["data.name", "what it is", "options"], rows)
+    if which == "partitions":
+        shown = {kind: [f.name for f in dataclasses.fields(cls)] for kind, cls in partitions().items()}
+        rows = [
+            [code(kind), prose(inspect.cleandoc(cls.__doc__ or "")), code(", ".join(shown[kind]))]
+            for kind, cls in partitions().items()
+        ]
+        return table(["partition.kind", "what it is", "options"], rows)
+    builders = {name: model_info(name) for name in model_names()}
+    rows = [
+        [
+            code(name),
+            prose(one.paper),
+            code(" x ".join(map(str, one.input_shape or ()))),
+            code(", ".join(inspect.signature(one.builder).parameters)),
+        ]
+        for name, one in builders.items()
+    ]
+    return table(["model.name", "from", "input", "options"], rows)
+
+
+def recipes_table() -> str:
+    """List the recipes that come with the library by their first line."""
+    rows = []
+    for path in sorted((ROOT / "recipes").rglob("*.toml")):
+        comment = [line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"]
+        sentence = re.split(r"(?<=\.) ", " ".join(comment), maxsplit=1)[0]
+        rows.append([code(f"fedfactor run {path.relative_to(ROOT)}"), prose(sentence)])
+    return table(["command", "what it is"], rows)
+
+
+# What mkdocs calls.
+
+MARKED: dict[str, Callable[[], str]] = {
+    "new method": lambda: block("python", method_text("my_method")),
+    "new recipe": lambda: block("toml", recipe_text("my_recipe")),
+    "recipes": recipes_table,
+    "data": lambda: names_table("data"),
+    "partitions": lambda: names_table("partitions"),
+    "models": lambda: names_table("models"),
+}
+"""What replaces `<!-- made: NAME -->` in a page."""
+
+OPTIMIZERS = "What clients do to their gradients and what the server does with the mean. Any of them goes with any method "
+OPTIMIZERS += "that does not refuse it with a reason; `[optimizer]` in a recipe, `optimizer=` in Python."
+CODECS = "What becomes of a client's tensors on the wire; the bytes that are reported are those of the encoded message. "
+CODECS += "`[codec]` in a recipe, `codec=` in Python."
+
+
+def pages(rows: Callable[[], Sequence[Row]]) -> dict[str, str]:
+    """Return all pages that are made, by their place in the site; `rows` gives the papers' recomputed figures."""
+    return {
+        "methods/index.md": methods_page(),
+        **{f"methods/{name}.md": method_page(entry) for name, entry in entries("methods").items()},
+        "optimizers.md": kind_page("optimizers", "Optimizers", OPTIMIZERS),
+        "codecs.md": kind_page("codecs", "Codecs", CODECS),
+        "commands.md": commands_page(),
+        "results.md": results_page(rows()),
+        "benchmarks.md": (ROOT / "benchmarks" / "README.md").read_text(),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+    }
+
+
+def with_made(markdown: str) -> str:
+    """Replace the marks of a page by what is made for them."""
+    return re.sub(r"<!-- made: (.*?) -->", lambda mark: MARKED[mark[1]](), markdown)
+
+
+def on_config(config: Any) -> Any:
+    """List the pages of methods and of evidence in the navigation."""
+    methods = ["methods/index.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
+    shown = [f"evidence/{path.name}" for path in evidence_pages()]
+    for item in config.nav:
+        if "Methods" in item:
+            item["Methods"] = methods
+        if "Evidence" in item:
+            item["Evidence"] = [*item["Evidence"], *shown]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are made."""
+    from mkdocs.structure.files import File
+
+    from fedfactor.tables import compute
+
+    for place, content in pages(compute).items():
+        files.append(File.generated(config, place, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in what is made within pages."""
+    return with_made(markdown)
+
+
+if __name__ == "__main__":  # one page, to look at: python docs/pages.py methods/fedpara.md
+    from fedfactor.tables import compute
+
+    sys.stdout.write(pages(compute)[sys.argv[1]])
