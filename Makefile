@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-browser test-mlflow chromium lint types check check-browser bench bench-peers clean
+.PHONY: setup demo picture docs test test-browser test-mlflow chromium lint types check check-browser bench bench-peers clean
 
 setup: $(READY)
 
@@ -18,6 +18,14 @@ demo: $(READY)
 	rm -rf runs/demo
 	$(BIN)/fedfactor run recipes/demo.toml --out runs/demo
 
+# The README's picture, from the demo's run directories.
+picture: $(READY)
+	$(BIN)/python docs/picture.py docs/demo.svg runs/demo/fedavg runs/demo/fedpara
+
+# The documentation, into site/: a broken link or a page that nothing leads to is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # Two processes, one torch thread each: the same split the engines use.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -29,7 +37,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test check-browser
+check: lint types test docs check-browser
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
@@ -67,4 +75,4 @@ bench-peers: $(READY) .bench-peers/ready
 	touch .bench-peers/ready
 
 clean:
-	rm -rf .venv .bench-peers .mlflow .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .bench-peers .mlflow .mypy_cache .ruff_cache .pytest_cache .hypothesis

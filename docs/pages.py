@@ -6,6 +6,7 @@ mkdocs calls `on_config`, `on_files` and `on_page_markdown`; everything else tak
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import re
@@ -114,7 +115,7 @@ def hooks(cls: type, base: type) -> str:
     found: dict[str, str] = {}
     for name, value in inspect.getmembers(base):
         mine = inspect.getattr_static(cls, name, None)
-        if name.startswith("_") or not callable(value) and not isinstance(value, property):
+        if name.startswith("_") or (not callable(value) and not isinstance(value, property)):
             continue
         if mine is not inspect.getattr_static(base, name):
             function = mine.fget if isinstance(mine, property) else mine
@@ -137,23 +138,28 @@ def refusals(method: Method) -> list[str]:
     return [f"not with {', '.join(map(code, names))}: {prose(reason)}" for reason, names in found.items()]
 
 
-def recipes_of(method: str) -> list[Path]:
-    """Return the recipes that have a cell with a method."""
-    found = []
-    for path in sorted((ROOT / "recipes").rglob("*.toml")):
-        if method in {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}:
-            found.append(path)
-    return found
+@functools.cache
+def recipes() -> dict[Path, set[str]]:
+    """Return all recipes, with the methods of their cells."""
+    return {
+        path: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}
+        for path in sorted((ROOT / "recipes").rglob("*.toml"))
+    }
+
+
+@functools.cache
+def records() -> dict[str, set[str]]:
+    """Return the records of the evidence by file name, with the methods that ran."""
+    return {
+        path.name: {item["recipe"]["method"]["name"] for item in json.loads(path.read_text())}
+        for path in EVIDENCE.glob("*.json")
+    }
 
 
 def evidence_of(method: str) -> list[str]:
     """Return the names of the evidence pages whose records hold runs of a method."""
-    records = {
-        path.name
-        for path in EVIDENCE.glob("*.json")
-        if any(item["recipe"]["method"]["name"] == method for item in json.loads(path.read_text()))
-    }
-    return [path.name for path in evidence_pages() if any(f"`{name}`" in path.read_text() for name in records)]
+    names = [name for name, ran in records().items() if method in ran]
+    return [path.name for path in evidence_pages() if any(f"`{name}`" in path.read_text() for name in names)]
 
 
 def method_page(entry: Entry) -> str:
@@ -189,7 +195,7 @@ def evidence(method: str) -> Iterator[str]:
         yield "\n".join(f"- [{heading(EVIDENCE / name)}](../evidence/{name})" for name in pages)
     else:
         yield "Tested by the [promises](../architecture.md#promises) like every method; no run of the papers' yet."
-    found = recipes_of(method)
+    found = [path for path, ran in recipes().items() if method in ran]
     if found:
         yield "Recipes that run it:"
         commands = [f"fedfactor run {path.relative_to(ROOT)}" for path in found]
@@ -329,14 +335,14 @@ def results_page(rows: Sequence[Row]) -> str:
             "Two kinds of check, made anew from the code and the records whenever this page is built: what the papers "
             "claim of training, tried on real data at a small scale, and the figures that they print, recomputed.",
             "## Claims about training",
-            f"{len(everything)} claims, of which parts hold {ruled['holds']} times, fail {ruled['fails']} times and are "
-            f"undecided {ruled['undecided']} times. [The rule](evidence/README.md): a claim holds or fails only where "
-            "the gap exceeds the spread of both sides. These are runs of minutes on two cores, which say nothing about "
-            "the papers' full scale.",
+            f"{len(everything)} claims; they or parts of them hold {ruled['holds']} times, fail {ruled['fails']} times "
+            f"and are undecided {ruled['undecided']} times. [The rule](evidence/README.md): a claim holds or fails "
+            "only where the gap exceeds the spread of both sides. These are runs of minutes on two cores, which say nothing "
+            "about the papers' full scale.",
             claims_table(),
             "## Printed counts",
-            "Parameters, operations, ratios and transfer times, recomputed by building the models. `match`: ours rounds "
-            "to the printed digits; `truncated`: it gives them when further digits are cut off; `close`: within half a "
+            "Parameters, operations, ratios and times, recomputed by building the models. `match`: ours rounds to the "
+            " printed digits; `truncated`: it gives them when further digits are cut off; `close`: within half a "
             "per cent; `misprint`: the paper contradicts itself there; `off`: none of these.",
             counts_table(rows),
             "Those that differ:",
@@ -411,8 +417,10 @@ def names_table(which: str) -> str:
 def recipes_table() -> str:
     """List the recipes that come with the library by their first line."""
     rows = []
-    for path in sorted((ROOT / "recipes").rglob("*.toml")):
-        comment = [line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"]
+    for path in recipes():
+        comment = [
+            line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"
+        ]
         sentence = re.split(r"(?<=\.) ", " ".join(comment), maxsplit=1)[0]
         rows.append([code(f"fedfactor run {path.relative_to(ROOT)}"), prose(sentence)])
     return table(["command", "what it is"], rows)
@@ -430,10 +438,10 @@ MARKED: dict[str, Callable[[], str]] = {
 }
 """What replaces `<!-- made: NAME -->` in a page."""
 
-OPTIMIZERS = "What clients do to their gradients and what the server does with the mean. Any of them goes with any method "
-OPTIMIZERS += "that does not refuse it with a reason; `[optimizer]` in a recipe, `optimizer=` in Python."
-CODECS = "What becomes of a client's tensors on the wire; the bytes that are reported are those of the encoded message. "
-CODECS += "`[codec]` in a recipe, `codec=` in Python."
+OPTIMIZERS = """What clients do to their gradients and what the server does with the mean. Any of them goes with any
+method that does not refuse it with a reason; `[optimizer]` in a recipe, `optimizer=` in Python."""
+CODECS = """What becomes of a client's tensors on the wire; the bytes that are reported are those of the encoded
+message. `[codec]` in a recipe, `codec=` in Python."""
 
 
 def pages(rows: Callable[[], Sequence[Row]]) -> dict[str, str]:
@@ -460,6 +468,8 @@ def on_config(config: Any) -> Any:
     """List the pages of methods and of evidence in the navigation."""
     methods = ["methods/index.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
     shown = [f"evidence/{path.name}" for path in evidence_pages()]
+    if (ROOT / "docs" / "flower.md").exists():
+        config.nav.insert(3, {"Several machines": "flower.md"})
     for item in config.nav:
         if "Methods" in item:
             item["Methods"] = methods

@@ -13,7 +13,8 @@ from pathlib import Path
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 28, 48
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by the colour-blind
-STYLE = """text { font: 14px system-ui, sans-serif; fill: #222 } .grid { stroke: #ddd } .line { fill: none; stroke-width: 2.5 }
+STYLE = """text { font: 14px system-ui, sans-serif; fill: #222 } .grid { stroke: #ddd }
+.line { fill: none; stroke-width: 2.5 }
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .grid { stroke: #444 } }"""
 
 Curve = list[tuple[float, float]]
@@ -60,7 +61,9 @@ def draw(curves: dict[str, Curve]) -> str:
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
         (x, y), (end, _) = at(0, share), at(most, share)
-        parts.append(f'<path class="grid" d="M{x} {y}H{end}"/><text x="{x - 8}" y="{y + 5}" text-anchor="end">{share:g}</text>')
+        parts.append(
+            f'<path class="grid" d="M{x} {y}H{end}"/><text x="{x - 8}" y="{y + 5}" text-anchor="end">{share:g}</text>'
+        )
     for number in range(ticks + 1):
         x, y = at(number * step, 0)
         parts.append(f'<text x="{x}" y="{y + 20}" text-anchor="middle">{number * step:g}</text>')
@@ -70,7 +73,8 @@ def draw(curves: dict[str, Curve]) -> str:
         path = "L".join(f"{x} {y}" for x, y in (at(*point) for point in points))
         x, y = at(*points[-1])
         place = f'x="{x - 6}" y="{y + 22}" text-anchor="end"' if x > WIDTH / 2 else f'x="{x + 8}" y="{y + 5}"'
-        parts.append(f'<path class="line" stroke="{colour}" d="M{path}"/><circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>')
+        parts.append(f'<path class="line" stroke="{colour}" d="M{path}"/>')
+        parts += [f'<circle cx="{a}" cy="{b}" r="3.5" fill="{colour}"/>' for a, b in (at(*point) for point in points)]
         parts.append(f'<text {place} style="fill: {colour}; font-weight: bold">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 

@@ -1,0 +1,219 @@
+"""The documentation says what happens: made pages are complete, and what pages show is run. `make docs` checks links."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fedfactor import registry
+from fedfactor.plan import Reply
+from fedfactor.registry import entries
+from fedfactor.tables import compute
+from tests.conformance import test_promises as promises
+from tests.conformance.tiny import run
+
+ROOT = Path(__file__).parents[1]
+
+
+def module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = found  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+PAGES = module(ROOT / "docs" / "pages.py")
+PICTURE = module(ROOT / "docs" / "picture.py")
+
+
+def blocks(page: str) -> Iterator[tuple[str, str, str]]:
+    """Yield language, title and text of every block of code in a page."""
+    text = (ROOT / "docs" / page).read_text()
+    yield from re.findall(r'^```(\w+)(?: title="(.*?)")?\n(.*?)^```', text, flags=re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    rows = compute("feddecomp")
+    found: dict[str, str] = PAGES.pages(lambda: rows)
+    return found
+
+
+@pytest.mark.parametrize("name", list(entries("methods")))
+def test_every_method_has_a_page_with_all_that_is_known_of_it(name: str, made: dict[str, str]) -> None:
+    entry, page = entries("methods")[name], made[f"methods/{name}.md"]
+    assert f"[`{name}`]({name}.md)" in made["methods/index.md"]
+    assert page.startswith(f"# {entry.cls.__name__}\n")
+    for heading in ("When to use it", "Fields", "In short", "Evidence"):
+        assert f"## {heading}\n" in page, heading
+    for item in fields(entry.cls):
+        assert f"| `{item.name}` |" in page
+    assert ("## Deviations" in page) == ("Deviations:" in (entry.cls.__doc__ or ""))
+    assert entry.paper in page
+    words = set(re.findall(r"\w{4,}", entry.cls.__doc__ or ""))  # nothing of the docstring is lost
+    assert not words - set(re.findall(r"\w{4,}", page.replace("\\", ""))) - {"Deviations"}
+
+
+def test_a_page_says_what_a_method_does_not_go_with(made: dict[str, str]) -> None:
+    assert "- goes with every optimizer and codec" in made["methods/fedavg.md"]
+    assert "not with `scaffold`" in made["methods/prism.md"]
+    assert "| `aggregate` |" in made["methods/prism.md"] and "| `aggregate` |" not in made["methods/fedpara.md"]
+    assert "## What it does that FedAvg does not" not in made["methods/fedavg.md"]
+
+
+def test_evidence_and_recipes_of_a_method_are_found(made: dict[str, str]) -> None:
+    assert "(../evidence/heterogeneous.md)" in made["methods/flanc.md"]
+    assert "evidence/" not in made["methods/low_rank.md"]
+    assert "fedfactor run recipes/demo.toml" in made["methods/fedpara.md"]
+    assert "recipes/demo.toml" not in made["methods/flanc.md"]
+
+
+def test_every_optimizer_and_codec_is_described_and_has_its_use(made: dict[str, str]) -> None:
+    for kind in ("optimizers", "codecs"):
+        for name, entry in entries(kind).items():
+            section = made[f"{kind}.md"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+            assert "Use it" in section, name
+            assert all(f"| `{item.name}` |" in section for item in fields(entry.cls))
+
+
+def test_every_command_and_option_is_in_the_reference(made: dict[str, str]) -> None:
+    for command, option in [("run", "--resume"), ("data show", "--data-dir"), ("new", "--out"), ("audit", "--mode")]:
+        section = made["commands.md"].partition(f"\n## fedfactor {command}\n")[2].partition("\n## ")[0]
+        assert f"`{option}" in section or f", {option}" in section, (command, option)
+
+
+def test_every_verdict_of_the_evidence_is_among_the_results(made: dict[str, str]) -> None:
+    for path in PAGES.evidence_pages():
+        found, text = PAGES.claims(path), path.read_text()
+        assert found, f"{path.name}: no claim that results can show; write '- *claim*: **holds**' below a command"
+        assert all(one.command for one in found), f"{path.name}: every section needs the command that measured it"
+        bold = re.findall(r"\*\*(holds|fails|undecided)\*\*", text)
+        shown = re.findall(r"\*\*(holds|fails|undecided)\*\*", " ".join(one.found for one in found))
+        assert bold == shown, f"{path.name}: verdicts outside of claims"
+        assert all(one.claim in " ".join(text.split()) for one in found)
+
+
+def test_claims_are_read_with_their_command_and_verdict() -> None:
+    found = PAGES.claims(ROOT / "docs" / "evidence" / "heterogeneous.md")
+    bytes_ = next(one for one in found if one.claim == "FLANC moves fewer bytes")
+    assert bytes_.rulings == ["holds"] and bytes_.section.startswith("FLANC against HeteroFL")
+    assert bytes_.command == (
+        "fedfactor run recipes/flanc/table1-fashion-mnist.toml --small --set seed=1 --out runs/flanc-1"
+    )
+
+
+def test_counts_are_those_of_the_tables(made: dict[str, str]) -> None:
+    rows = compute("feddecomp")
+    verdicts = [row.verdict for row in rows]
+    line = PAGES.counts_table(rows).splitlines()[-1]
+    assert [word.strip("* ") for word in line.split("|")[3:8]] == [str(verdicts.count(v)) for v in PAGES.VERDICTS]
+    assert PAGES.differences_table(rows).count("\n") - 1 == verdicts.count("misprint") + verdicts.count("off")
+    assert PAGES.counts_table(rows) in made["results.md"]
+
+
+def test_plain_words_stay_plain() -> None:
+    assert PAGES.prose("a * b_i |x| <g, w> `c_i | *`") == r"a \* b\_i \|x\| \<g, w> `c_i | *`"
+
+
+def test_marks_in_pages_are_known() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        text = PAGES.with_made(path.read_text())
+        assert "<!-- made" not in text
+    assert "| `natural` |" in PAGES.with_made("<!-- made: partitions -->")
+    with pytest.raises(KeyError):
+        PAGES.with_made("<!-- made: nothing -->")
+
+
+# What pages show.
+
+
+def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name, words in {"python": "", "fedfactor": "-c 'from fedfactor.cli import main; main()'"}.items():
+        (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (bin_ / name).chmod(0o755)
+    source = str(Path(registry.__file__).parents[1])
+    script = ["set -e", f"export PATH={bin_}:$PATH PYTHONPATH={source}"]
+    for language, title, body in blocks("tutorial.md"):
+        if title:
+            (tmp_path / title).write_text(body)
+        if language == "sh":
+            script.append(body.replace("PYTHONPATH=.", f"PYTHONPATH=.:{source}"))
+    done = subprocess.run(["sh", "-c", "\n".join(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
+    assert summary["rounds"] == 6 and summary["final_accuracy"] > 0.5
+    assert f"Sequential {summary['final_accuracy']}" in done.stdout
+    state = torch.load(tmp_path / "net.pt", weights_only=True)
+    assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+@pytest.fixture
+def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+    (body,) = [body for _, title, body in blocks("extend.md") if title == "own_biases.py"]
+    assert len(body.strip().splitlines()) <= 35
+    path = tmp_path / "own_biases.py"
+    path.write_text(body)
+    entries("methods")
+    yield module(path).OwnBiases
+    del registry._entries["methods"]["own_biases"]
+
+
+def test_the_method_of_the_page_keeps_the_promises(own_biases: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promises, "PRIVATE", {*promises.PRIVATE, "own_biases"})
+    promises.test_every_combination_runs_or_is_refused("own_biases", "scaffold", "int8")
+    promises.test_dynamic_capacities_run("own_biases")
+    promises.test_same_seed_same_bits_other_seed_others("own_biases")
+    promises.test_reported_bytes_are_encoded_bytes("own_biases", "topk")
+    promises.test_private_tensors_never_leave("own_biases", "fedavg")
+    promises.test_zero_local_steps_leave_the_server_as_it_was("own_biases", "fedavg")
+    promises.test_a_rejected_reply_rolls_the_clients_state_back("own_biases")
+    promises.test_deployed_models_are_plain_and_compute_the_same("own_biases")
+
+
+def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:
+    replies = [Reply(client, 1.0, samples, {}, {}, {}, {}) for client, samples in enumerate((100, 400))]
+    assert own_biases().weights(replies) == [10.0, 20.0]
+    setup = run(own_biases(), rounds=0).federation.setup
+    private = setup.method.private_names(setup.network(1.0))
+    assert private == {"conv1.bias", "bn1.bias", "bn2.bias", "hidden.bias", "fc.bias"}
+
+
+def test_the_picture_is_drawn_from_run_directories(tmp_path: Path) -> None:
+    for name, size in {"wide": 4_000_000, "narrow": 500_000}.items():
+        lines = [{"event": "start"}]
+        for number in (1, 2):
+            totals = {"bytes_up": size * number, "bytes_down": size * number}
+            scores = {"global": {"1": {"accuracy": number / 2}, "0.5": {"accuracy": 0.1}}}
+            lines.append({"event": "round", "round": number, "totals": totals, **scores})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    curves = {name: PICTURE.curve(tmp_path / name) for name in ("wide", "narrow")}
+    assert curves == {"wide": [(8.0, 0.5), (16.0, 1.0)], "narrow": [(1.0, 0.5), (2.0, 1.0)]}
+    drawn = ET.fromstring(PICTURE.draw(curves))
+    inner = PICTURE.WIDTH - PICTURE.LEFT - PICTURE.RIGHT
+    paths = [node.get("d") for node in drawn.iter("{http://www.w3.org/2000/svg}path") if node.get("class") == "line"]
+    middle = PICTURE.TOP + (PICTURE.HEIGHT - PICTURE.TOP - PICTURE.BOTTOM) / 2
+    ends = [PICTURE.LEFT + inner * share / 20 for share in (8, 16)]  # the axis ends at 20 MB
+    assert paths[0] == f"M{ends[0]} {middle}L{ends[1]} {PICTURE.TOP:.1f}"
+    assert "wide: 1.000 after 16.0 MB; narrow: 1.000 after 2.0 MB" in PICTURE.draw(curves)
+
+
+def test_the_committed_picture_has_the_demos_two_methods() -> None:
+    text = (ROOT / "docs" / "demo.svg").read_text()
+    ET.fromstring(text)
+    assert re.search(r"fedavg: 0\.9\d+ after 228\.\d MB; fedpara: 0\.9\d+ after 29\.\d MB", text)
