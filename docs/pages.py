@@ -337,8 +337,8 @@ def results_page(rows: Sequence[Row]) -> str:
             "## Claims about training",
             f"{len(everything)} claims; they or parts of them hold {ruled['holds']} times, fail {ruled['fails']} times "
             f"and are undecided {ruled['undecided']} times. [The rule](evidence/README.md): a claim holds or fails "
-            "only where the gap exceeds the spread of both sides. These are runs of minutes on two cores, which say nothing "
-            "about the papers' full scale.",
+            "only where the gap exceeds the spread of both sides. These are runs of minutes on two cores, "
+            "which say nothing about the papers' full scale.",
             claims_table(),
             "## Printed counts",
             "Parameters, operations, ratios and times, recomputed by building the models. `match`: ours rounds to the "
