@@ -30,12 +30,15 @@ def record(directory: Path) -> dict[str, Any]:
         if "all" in event:
             found["clients"][event["round"]] = event["all"]["accuracy"]
             found["each"] = event["all"]["each"]  # of the last round that was measured
+    attacked = [json.loads(path.read_text()) for path in sorted(directory.glob("audit-*.json"))]
+    audits = [{key: audit[key] for key in ("attack", "psnr", "rounds")} for audit in attacked]  # without pictures
     return {
         "cell": re.sub(r"-seed=\d+$", "", directory.name),
         "seed": recipe["train"]["seed"],
         "dynamic": recipe["capacities"]["dynamic"],
         "accuracy": found,
         **{key: summary[key] for key in KEPT if key in summary},
+        **({"audits": audits} if audits else {}),
         "recipe": recipe,
     }
 
@@ -61,12 +64,30 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def audit_table(records: list[dict[str, Any]]) -> str:
+    """Write what attacks recovered, by method: PSNR in dB, mean and spread (half the range) over the runs."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for item in records:
+        for audit in item.get("audits", []):
+            found[f"{item['recipe']['method']['name']}, {audit['attack']['mode']}"].append(audit["psnr"])
+    lines = ["| attacked | runs | average | maximum | flat | better than flat |", "|---|---|---|---|---|---|"]
+    for name, figures in found.items():
+        words = []
+        for key in ("average", "maximum", "flat_average", "better_than_flat"):
+            values = [one[key] for one in figures]
+            words.append(f"{sum(values) / len(values):.2f} ± {(max(values) - min(values)) / 2:.2f}")
+        lines.append(f"| {name} | {len(figures)} | {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Write the record and print its table."""
+    """Write the record and print its tables."""
     target, *directories = map(Path, sys.argv[1:])
     records = json.loads(json.dumps([record(directory) for directory in directories]))
     target.write_text(json.dumps(records, indent=1) + "\n")
     print(table(records))
+    if any("audits" in item for item in records):
+        print(audit_table(records))
 
 
 if __name__ == "__main__":
