@@ -50,7 +50,9 @@ def table(records: list[dict[str, Any]]) -> str:
         last = {level: curve[max(curve, key=int)] for level, curve in item["accuracy"]["global"].items()}
         if item["accuracy"]["clients"]:
             last["clients"] = item["accuracy"]["clients"][max(item["accuracy"]["clients"], key=int)]
-        label = f"{item['cell']}{', redrawn' if item['dynamic'] else ''}"
+        method = item["recipe"]["method"]["name"]
+        label = item["cell"] if method in item["cell"] else f"{item['cell']} ({method})"
+        label += ", redrawn" if item["dynamic"] else ""
         cells[(item["recipe"]["name"], label)].append(last)
     lines = ["| cell | seeds | accuracy |", "|---|---|---|"]
     for (_, cell), runs in cells.items():
