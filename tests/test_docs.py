@@ -110,9 +110,7 @@ def test_claims_are_read_with_their_command_and_verdict() -> None:
     found = PAGES.claims(ROOT / "docs" / "evidence" / "heterogeneous.md")
     bytes_ = next(one for one in found if one.claim == "FLANC moves fewer bytes")
     assert bytes_.rulings == ["holds"] and bytes_.section.startswith("FLANC against HeteroFL")
-    assert bytes_.command == (
-        "fedfactor run recipes/flanc/table1-fashion-mnist.toml --small --set seed=1 --out runs/flanc-1"
-    )
+    assert bytes_.command.startswith("fedfactor run recipes/flanc/table1-fashion-mnist.toml --small ")
 
 
 def test_counts_are_those_of_the_tables(made: dict[str, str]) -> None:
