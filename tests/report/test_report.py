@@ -115,6 +115,8 @@ def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
     assert row["bytes"] == f"{20 * first} MB"  # five clients, 4 MB each, down and up together
     assert row["MACs"] == f"{first} G" and row["energy"] == f"{20 * first} J"
     assert row["time at 2 Mbps"] == span(9.0 * first) and row["time at 50 Mbps"] == span(1.3 * first)
+    (row,) = rows(next(table for caption, table in found.items() if caption.startswith("One round")))
+    assert (row["bytes"], row["MACs"], row["time at 2 Mbps"], row["energy"]) == ("20 MB", "1 G", "9 s", "20 J")
     (row,) = rows(tables(of([folder], target=0.99))["Cost of reaching 99.00 %"])
     assert row["reached by"] == "0 of 1" and row["bytes"] == "not reached" and "energy" not in row
 

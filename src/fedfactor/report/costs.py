@@ -56,7 +56,7 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
             Text("Energy is left out: no recipe says what a byte costs (evaluate.joules_per_byte, --joules-per-byte).")
         )
     pieces += _pictures(groups, table, figures, target)
-    pieces.append(_a_round(groups))
+    pieces.append(_a_round(groups, joules_per_byte))
     return Section("cost", "Cost of an accuracy", pieces)
 
 
@@ -112,21 +112,24 @@ def _pictures(
     return pieces
 
 
-def _a_round(groups: Sequence[Group]) -> Table:
+def _a_round(groups: Sequence[Group], joules_per_byte: float | None) -> Table:
     """Return what one round costs: FedPara's Table 7."""
 
-    def mean_of(key: str) -> Callable[[RunData], float | None]:
-        return lambda run: series[-1][1] / len(series) if (series := summed(key)(run)) else None
+    def mean_of(key: str, factor: float = 1.0) -> Callable[[RunData], float | None]:
+        return lambda run: factor * series[-1][1] / len(series) if (series := summed(key)(run)) else None
 
-    forms: dict[str, tuple[str, Callable[[float], str]]] = {
-        "bytes": ("bytes", lambda x: amount(x, "B")),
-        "MACs": ("macs", amount),
-        "joules of the link": ("joules", lambda x: amount(x, "J")),
-        **{f"time at {link}": (link, span) for link in LINKS},
-        "time of the simulation": ("seconds", span),
+    energy = mean_of("joules") if joules_per_byte is None else mean_of("bytes", joules_per_byte)
+    forms: dict[str, Measure] = {
+        "bytes": (mean_of("bytes"), lambda x: amount(x, "B")),
+        "MACs": (mean_of("macs"), amount),
+        **{f"time at {link}": (mean_of(link), span) for link in LINKS},
+        "time of the simulation": (mean_of("seconds"), span),
+        "energy": (energy, lambda x: amount(x, "J")),
     }
+    if not any(group.over(energy) for group in groups):
+        forms.pop("energy")
     rows = [
-        [group.label, *(_text(group.over(mean_of(key)), form, "-") for key, form in forms.values())] for group in groups
+        [group.label, *(_text(group.over(figure), form, "-") for figure, form in forms.values())] for group in groups
     ]
     return Table(["run", *forms], rows, "One round, on average: bytes and MACs of all its clients, time as above")
 
