@@ -242,11 +242,11 @@ def kind_page(kind: str, title: str, lead: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, what became of it here, and the command that measured it."""
+    """A claim of a paper, what became of it here, and the commands that measured it."""
 
     page: str
     section: str
-    command: str
+    commands: tuple[str, ...]
     claim: str
     found: str
 
@@ -274,7 +274,7 @@ def claims(path: Path) -> list[Claim]:
         commands = re.findall(r"^(?:    )?(fedfactor .*|python .*)$", text, flags=re.M)
         for bullet in re.findall(r"^- (\*[^*].*?)(?=^- |^\n|\Z)", text, flags=re.M | re.S):
             claim, _, outcome = " ".join(bullet.split())[1:].partition("*")
-            ruled = Claim(path.name, title, commands[0] if commands else "", claim, outcome.lstrip(":, "))
+            ruled = Claim(path.name, title, tuple(commands), claim, outcome.lstrip(":, "))
             if ruled.rulings:
                 found.append(ruled)
     return found
@@ -285,7 +285,13 @@ def claims_table() -> str:
     rows = []
     for path in evidence_pages():
         rows += [
-            [prose(one.section), prose(one.claim), one.found, code(one.command), f"[figures](evidence/{one.page})"]
+            [
+                prose(one.section),
+                prose(one.claim),
+                one.found,
+                "<br>".join(map(code, one.commands)),
+                f"[figures](evidence/{one.page})",
+            ]
             for one in claims(path)
         ]
     return table(["paper", "its claim", "here", "command", ""], rows)

@@ -99,7 +99,7 @@ def test_every_verdict_of_the_evidence_is_among_the_results(made: dict[str, str]
     for path in PAGES.evidence_pages():
         found, text = PAGES.claims(path), path.read_text()
         assert found, f"{path.name}: no claim that results can show; write '- *claim*: **holds**' below a command"
-        assert all(one.command for one in found), f"{path.name}: every section needs the command that measured it"
+        assert all(one.commands for one in found), f"{path.name}: every section needs the command that measured it"
         bold = re.findall(r"\*\*(holds|fails|undecided)\*\*", text)
         shown = re.findall(r"\*\*(holds|fails|undecided)\*\*", " ".join(one.found for one in found))
         assert bold == shown, f"{path.name}: verdicts outside of claims"
@@ -110,7 +110,10 @@ def test_claims_are_read_with_their_command_and_verdict() -> None:
     found = PAGES.claims(ROOT / "docs" / "evidence" / "heterogeneous.md")
     bytes_ = next(one for one in found if one.claim == "FLANC moves fewer bytes")
     assert bytes_.rulings == ["holds"] and bytes_.section.startswith("FLANC against HeteroFL")
-    assert bytes_.command.startswith("fedfactor run recipes/flanc/table1-fashion-mnist.toml --small ")
+    (command,) = bytes_.commands
+    assert command.startswith("fedfactor run recipes/flanc/table1-fashion-mnist.toml --small ")
+    fixed = next(one for one in found if one.claim == "FedHM is ahead of slimming")
+    assert len(fixed.commands) == 3 and all("recipes/fedhm/table2-cifar10.toml" in one for one in fixed.commands)
 
 
 def test_counts_are_those_of_the_tables(made: dict[str, str]) -> None:
