@@ -50,7 +50,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def prose(text: str) -> str:
     """Escape what Markdown would read into plain words; `code` stays as it is."""
     parts = re.split("(`[^`]*`)", " ".join(text.split()))
-    return "".join(part if part.startswith("`") else re.sub(r"([*_|<\[\]])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*_|\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts
+    )
 
 
 def code(text: str) -> str:
@@ -390,7 +392,8 @@ def _argument(parameter: Any) -> str:
 
 def _shown(parameter: click.Parameter) -> str:
     default = parameter.default
-    usual = default is None or default in (False, "", ()) or callable(default) or type(default).__name__ == "Sentinel"
+    usual = any(default is one for one in (None, False)) or default in ("", ()) or callable(default)
+    usual = usual or type(default).__name__ == "Sentinel"  # click's word for none
     return "" if usual else code(str(default))
 
 

@@ -126,7 +126,7 @@ def test_counts_are_those_of_the_tables(made: dict[str, str]) -> None:
 
 
 def test_plain_words_stay_plain() -> None:
-    assert PAGES.prose("a * b_i |x| <g, w> `c_i | *`") == r"a \* b\_i \|x\| \<g, w> `c_i | *`"
+    assert PAGES.prose("a * b_i |x| <g, w> `c_i | *`") == r"a \* b\_i \|x\| &lt;g, w> `c_i | *`"
 
 
 def test_marks_in_pages_are_known() -> None:
