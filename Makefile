@@ -3,7 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-browser test-mlflow chromium lint types check check-browser bench bench-peers clean
+.PHONY: setup demo picture docs test test-browser test-deploy test-mlflow chromium lint types check check-browser not-run \
+	bench bench-peers clean
 
 setup: $(READY)
 
@@ -30,6 +31,10 @@ docs: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
+# Real deployments of Flower's programs on this machine, one after the other: about ten minutes.
+test-deploy: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy tests/deploy
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +42,11 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test docs check-browser
+check: lint types test docs check-browser not-run
+
+not-run: $(READY)
+	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
+	@$(BIN)/python -m pytest -m deploy --collect-only -q tests/deploy | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium

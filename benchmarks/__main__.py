@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-MODULES = ["hadamard", "spectral", "composition", "server", "wire", "population", "rounds"]
+MODULES = ["hadamard", "spectral", "composition", "server", "wire", "population", "rounds", "flower"]
 
 
 def main(names: list[str]) -> None:

@@ -85,7 +85,13 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Run directory; default runs/NAME. A sweep gets one below it a cell.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="inline: clients in this process; pool: in worker processes.")] = "inline",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="inline: clients in this process; pool: in worker processes; flower-local: a Flower deployment on "
+            "this machine, a node a client; flower-ray: Flower's simulation."
+        ),
+    ] = "inline",
     workers: Annotated[int, typer.Option(help="Worker processes of the pool; 0: one a core.", min=0)] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...: short for --set train.device=...")] = None,
     data_dir: Annotated[
@@ -113,10 +119,13 @@ def run(
     from fedfactor.stopping import Stop, each, resume_command
 
     loggers.check(log or [])
-    if engine not in ("inline", "pool"):
-        raise ValueError(f"there is no engine {engine!r}; there are inline and pool")
-    if workers and engine == "inline":
-        raise ValueError("--workers needs --engine pool: the inline engine has none")
+    engines = ("inline", "pool", "flower-local", "flower-ray")
+    if engine not in engines:
+        raise ValueError(f"there is no engine {engine!r}; there are {', '.join(engines)}")
+    if workers and engine != "pool":
+        raise ValueError(f"--workers needs --engine pool: {engine} has none")
+    if profile and engine.startswith("flower"):
+        raise ValueError(f"--profile sees the processes of inline and pool, not those of {engine}")
     tables = recipes.read(recipe)
     tables.setdefault("name", recipe.stem)
     if small:
@@ -134,23 +143,29 @@ def run(
         with Progress(console, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, one in resolved.items():
                 where = folder / name if "sweep" in tables else folder
-                with_engine, stop.round = pool if engine == "pool" else Inline(), 0
+                stop.round = 0
                 with (
                     loggers.logging(log or [], where, name, one.tables) as logged,
                     recording() if profile else nullcontext() as recorder,
                 ):
-                    result = run_recipe(
-                        one,
-                        where,
-                        resume=resume,
-                        engine=with_engine,
-                        data_dir=data_dir,
-                        on_event=each(progress.start(name, one.rounds.rounds), logged, stop.listen),
-                    )
+                    on_event = each(progress.start(name, one.rounds.rounds), logged, stop.listen)
+                    if engine.startswith("flower"):
+                        from fedfactor.flower.adapter import QUIET  # noqa: F401  # says what to install
+                        from fedfactor.flower.local import run_local
+
+                        simulated = engine == "flower-ray"
+                        found[name] = run_local(
+                            one, where, resume=resume, simulation=simulated, data_dir=data_dir, on_event=on_event
+                        )
+                    else:
+                        with_engine = pool if engine == "pool" else Inline()
+                        result = run_recipe(
+                            one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event
+                        )
+                        found[name] = summary(result)
                 if recorder is not None:
                     recorder.write(where / "trace.json")
                     recorders[name] = recorder
-                found[name] = summary(result)
     except KeyboardInterrupt:
         _complain(f"stopped; everything up to round {stop.round} of {where} is kept. This carries on:")
         print(resume_command(sys.argv), file=sys.stderr)

@@ -76,8 +76,8 @@ def run(
         federation = Federation(setup, recipe.rounds, recipe.capacities, engine, on_event=on_event)
         return Result(federation, federation.run())
     directory = Path(directory)
-    with _locked(directory):
-        _check_claim(recipe, directory, resume)
+    with locked(directory):
+        check_claim(recipe, directory, resume)
         recipe, task, facts = begin(recipe)
         federation = Federation(
             setup_of(recipe, task),
@@ -97,9 +97,9 @@ def run(
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, name: str = "lock") -> Iterator[None]:
     """Make a directory and keep other processes from running in it."""
-    lock = filelock.FileLock(directory / "lock")
+    lock = filelock.FileLock(directory / name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
@@ -113,7 +113,7 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
+def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
     """Check that a directory is free, or that what is there is being carried on unchanged."""
     path = directory / "recipe.toml"
     if not (directory / "checkpoint" / "current").exists():

@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedfactor.flower.commands import join, status, up
+
 app = typer.Typer(help="Run recipes on Flower: across machines, or on its simulation engine.", no_args_is_help=True)
+app.command()(up)
+app.command()(join)
+app.command()(status)
 console = Console()
 
 

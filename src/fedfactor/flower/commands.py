@@ -1,0 +1,113 @@
+"""The commands for several machines: `fedfactor flower up`, `join`, `status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+console = Console(soft_wrap=True)
+
+SITE = Path("site")
+
+
+def _tell(text: str) -> None:
+    console.print(text, markup=False, highlight=False)
+
+
+def up(
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    out: Annotated[Path, typer.Option(help="Run directory; a run that is there is carried on.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which nodes reach this machine, for its certificate. Repeatable."),
+    ] = None,
+    site: Annotated[Path, typer.Option(help="Folder of certificates, keys and logs; kept for the next run.")] = SITE,
+    listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The one port that nodes must reach.")] = 8443,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key of the recipe: --set train.rounds=5. Repeatable.")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", help="Set a key of the app: --config deadline=600. Repeatable.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are on this machine.")] = None,
+) -> None:
+    """Serve a run to nodes on other machines until it is done; start it again to carry on."""
+    from fedfactor import recipe as recipes
+    from fedfactor.flower.hosts import Site
+    from fedfactor.flower.hosts import up as serve
+    from fedfactor.flower.local import stopping_on_sigterm
+    from fedfactor.run import check_claim, locked
+    from fedfactor.screen import Progress
+
+    if not (site / "server.key").exists() and not host:
+        raise ValueError("give the name or address under which nodes reach this machine: --host server.example.org")
+    tables = recipes.read(recipe)
+    tables.setdefault("name", recipe.stem)
+    if "sweep" in tables:
+        raise ValueError(f"{recipe} is a sweep; `up` serves one run at a time: give a recipe without [sweep]")
+    (cell,) = recipes.overridden_cells(tables, settings or []).values()
+    resolved, given = recipes.resolve(cell, str(recipe)), recipes.override({}, config or [])
+    if data_dir is not None:
+        given["data-dir"] = str(data_dir.absolute())
+    out = out.absolute()
+    with locked(out, "flower.lock"), stopping_on_sigterm(), Progress(console, quiet=False) as progress:
+        check_claim(resolved, out, resume=True)
+        place = Site(site, host or [], listen, port)
+        try:
+            _tell(f"nodes need {place.certificates.authority}; their public keys go to {place.keys}")
+            on_event = progress.start(resolved.tables["name"], resolved.rounds.rounds)
+            serve(resolved, out, place, config=given, on_event=on_event, tell=_tell)
+        finally:
+            place.close()
+
+
+def join(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server is.")],
+    client: Annotated[
+        str, typer.Option(help="Which client this is: its number in the recipe's population, or a name of its own.")
+    ],
+    authority: Annotated[Path, typer.Option("--ca", help="ca.crt of the server's site.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option(help="This node's private key; made if it is not there.")] = Path("node.key"),
+    state: Annotated[Path, typer.Option(help="Where private parts of models are kept.")] = Path("state"),
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", help="Set a key of the node: --config capacity=0.5. Repeatable."),
+    ] = None,
+) -> None:
+    """Make this machine a client; leave it running."""
+    from fedfactor.flower.hosts import join as take_part
+    from fedfactor.flower.local import stopping_on_sigterm
+    from fedfactor.flower.node import KNOWN
+    from fedfactor.recipe import override
+
+    node = {"client": int(client) if client.isdecimal() else client, "state-dir": str(state.absolute())}
+    node.update(override({}, config or []))
+    unknown = [name for name in node if name not in KNOWN]
+    if unknown:
+        raise ValueError(f"a node has no setting {unknown[0]!r}; there are {', '.join(KNOWN)}")
+    with stopping_on_sigterm():
+        take_part(server, authority, key, state.absolute() / "flower", node, _tell)
+
+
+def status(
+    out: Annotated[Path | None, typer.Option(help="Run directory, to tell how far the run is.")] = None,
+    site: Annotated[Path, typer.Option(help="Folder of certificates, keys and logs.")] = SITE,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+) -> None:
+    """Say who may join, who is there and how far the run is; on the server's machine."""
+    from fedfactor.flower.control import Control
+    from fedfactor.flower.local import committed
+
+    with Control(f"127.0.0.1:{port}", site / "ca.crt") as control:
+        table = Table("node", "status", "Flower's id")
+        for node in control.nodes():
+            table.add_row(node.name, node.status, str(node.id))
+        console.print(table)
+    if out is not None:
+        done = "done" if (out / "summary.json").exists() else "not done yet"
+        _tell(f"{out}: round {max(committed(out), 0)} is committed, {done}")

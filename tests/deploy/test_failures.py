@@ -1,0 +1,181 @@
+"""Nodes that are killed, strangers, liars, sleepers; a SuperLink and a server that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fedfactor.flower.app import write_app
+from fedfactor.flower.certificates import server_certificates
+from fedfactor.flower.local import Deployment, committed
+from fedfactor.flower.programs import environment, free_port
+from tests.deploy.running import (
+    HASHES,
+    events,
+    finish,
+    inline,
+    lying,
+    own_processes,
+    process_named,
+    recipe,
+    wait_for,
+)
+
+pytestmark = pytest.mark.deploy
+
+
+def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
+    liars = {1: "nan", 2: "shape", 3: "foreign", 4: "garbage", 5: "sleep"}
+    one = recipe(
+        "fedpara", rounds=1, clients=6, train={"rounds": 1, "cohort": 6, "batch": 32, "lr": 0.05, "quorum": 0.1}
+    )
+    with Deployment(tmp_path / "flower") as deployment:
+        app = write_app(one, tmp_path / "app", tmp_path / "run", config={"deadline": 90.0})
+        run = deployment.control.start(app, {})
+        deployment.join("0", {"client": 0, "state-dir": str(tmp_path / "states")})
+        for client, behaviour in liars.items():
+            with lying(behaviour, seconds=3600):
+                deployment.join(str(client), {"client": client, "state-dir": str(tmp_path / "states")})
+        finish(deployment, run)
+    (event,) = events(tmp_path / "run")
+    reasons = {failure["client"]: failure["reason"] for failure in event["failures"]}
+    assert sorted(reasons) == sorted(liars)
+    assert "holds NaN" in reasons[1]
+    assert "expected torch.float32 [" in reasons[2]
+    assert "reply for" in reasons[3]
+    assert "header" in reasons[4]
+    assert reasons[5] == "did not answer within 90 seconds"
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert found["weights_sha256"] == inline(one, without=liars)["weights_sha256"]
+
+
+def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_state(tmp_path: Path) -> None:
+    one = recipe("feddecomp", rounds=10, clients=3)
+    directory = tmp_path / "run"
+    with Deployment(tmp_path / "flower") as deployment:
+        run = deployment.control.start(write_app(one, tmp_path / "app", directory), {})
+        for client in range(3):
+            deployment.join(str(client), {"client": client, "state-dir": str(tmp_path / "states" / str(client))})
+        wait_for(lambda: len(events(directory)) >= 2, 120, "two rounds")
+        node = deployment.nodes["1"]
+        assert node.program is not None
+        # In the middle: its ClientApp is at work.
+        keeper = node.program.keeper
+        wait_for(lambda: _runs("flwr-clientapp", keeper), 60, "the next job")
+        os.kill(process_named("flower-supernode", keeper), signal.SIGKILL)
+        finish(deployment, run, 400)
+        assert node.starts > 1
+    rounds = events(directory)
+    failed = [event for event in rounds if any(failure["client"] == 1 for failure in event["failures"])]
+    assert failed, "the failure should be named"
+    assert len(rounds) == 10
+    assert not rounds[-1]["failures"], rounds[-1]["failures"]  # it is back, and what it builds on is there
+    assert list((tmp_path / "states" / "1").glob("*/client-1/*"))
+
+
+def _runs(name: str, of: int) -> bool:
+    try:
+        process_named(name, of)
+    except AssertionError:
+        return False
+    return True
+
+
+RECIPE = """
+name = "digits"
+seed = 5
+data = { name = "digits", test_share = 0.5 }
+partition = { kind = "iid", clients = 2 }
+model = { name = "tests.conformance.tiny:Tiny" }
+method = { name = "feddecomp" }
+train = { rounds = ROUNDS, cohort = 2, epochs = 2, batch = 32, lr = 0.05, quorum = 1.0 }
+evaluate = { every = ROUNDS, clients = "none" }
+"""
+
+
+@contextmanager
+def command(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of fedfactor's in a process of its own."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from fedfactor.cli import main; main()", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": environment(Path())["PYTHONPATH"]},
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> None:
+    rounds = 8
+    recipe_file, out, site, port = tmp_path / "digits.toml", tmp_path / "run", tmp_path / "site", str(free_port())
+    recipe_file.write_text(RECIPE.replace("ROUNDS", str(rounds)))
+    before = own_processes()
+    serve = ["flower", "up", str(recipe_file), "--out", str(out), "--site", str(site), "--host", "127.0.0.1"]
+    serve += ["--listen", "127.0.0.1", "--port", port]
+
+    def join(client: int) -> list[str]:
+        words = ["flower", "join", f"127.0.0.1:{port}", "--client", str(client), "--ca", str(site / "ca.crt")]
+        return [*words, "--key", str(tmp_path / f"key-{client}"), "--state", str(tmp_path / f"state-{client}")]
+
+    log = tmp_path / "up.log"
+    with command(*serve, log=log) as server:
+        wait_for(lambda: (site / "ca.crt").exists(), 60, "the certificates")
+        with command(*join(0), log=tmp_path / "0.log"), command(*join(1), log=tmp_path / "1.log"):
+            for client in range(2):
+                public = tmp_path / f"key-{client}.pub"
+                wait_for(public.exists, 60, "a node's key")
+                (site / "keys" / f"{client}.pub").write_bytes(public.read_bytes())
+            wait_for(lambda: committed(out) >= 1, 180, "the first round")
+            _kill_below(server.pid, "superlink.py")
+            wait_for(lambda: committed(out) >= 3, 240, "two rounds after the SuperLink was killed")
+            _kill_below(server.pid, "flwr-serverapp")
+            wait_for(lambda: committed(out) >= 5, 240, "two rounds after the ServerApp was killed")
+            server.kill()
+            server.wait()
+            assert committed(out) < rounds
+            with command(*serve, log=log) as again:
+                assert again.wait(300) == 0, log.read_text()[-3000:]
+    found = json.loads((out / "summary.json").read_text())
+    from fedfactor.recipe import read, resolve
+
+    expected = inline(resolve(read(recipe_file)))
+    assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}, log.read_text()[-3000:]
+    assert own_processes() <= before
+
+
+def _kill_below(process: int, name: str) -> None:
+    os.kill(process_named(name, process), signal.SIGKILL)
+
+
+def test_a_stranger_and_a_false_server_are_refused_in_words(tmp_path: Path) -> None:
+    with Deployment(tmp_path / "flower") as deployment:
+        assert deployment.certificates is not None
+        false = server_certificates(tmp_path / "false", ["127.0.0.1"], 1)
+
+        def join(authority: Path, log: Path) -> list[str]:
+            words = ["flower", "join", deployment.address, "--client", "0", "--ca", str(authority)]
+            return [*words, "--key", str(tmp_path / "key"), "--state", str(tmp_path / "state")]
+
+        log = tmp_path / "false.log"
+        with command(*join(false.authority, log), log=log) as process:
+            assert process.wait(90) == 2
+        assert "shows a certificate that is not of our ca.crt" in log.read_text()
+        log = tmp_path / "stranger.log"
+        with command(*join(deployment.certificates.authority, log), log=log) as process:
+            wait_for(lambda: "does not accept this node's key" in log.read_text(), 90, "the refusal")
+            assert process.poll() is None  # it tries again
+            deployment.control.register(tmp_path / "key.pub", "0")
+            wait_for(lambda: deployment.control.nodes()[0].status == "online", 90, "the node")

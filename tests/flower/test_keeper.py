@@ -1,0 +1,115 @@
+"""Nothing of a program outlives whoever started it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from fedfactor.flower import keeper
+from fedfactor.flower.programs import Program, Supervised
+
+FAMILY = """
+import os, subprocess, sys, time
+child = "import time; time.sleep(600)"
+own_session = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+middle = "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', %r], start_new_session=True, stdout=subprocess.DEVNULL).pid, flush=True)" % child
+orphan = subprocess.check_output([sys.executable, "-c", middle], text=True).strip()
+print(os.getpid(), own_session.pid, orphan, flush=True)
+time.sleep(LENGTH)
+"""
+"""A program with a child in a session of its own and a grandchild whose parent has ended."""
+
+
+def alive(process: int) -> bool:
+    return any(one == process for one, _ in keeper._parents())
+
+
+def family(tmp_path: Path, length: float = 600) -> tuple[Program, list[int]]:
+    program = Program(
+        "family", [sys.executable, "-c", FAMILY.replace("LENGTH", str(length))], tmp_path, tmp_path / "log"
+    )
+    end = time.monotonic() + 60
+    while len(program.output().split()) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return program, [int(word) for word in program.output().split()]
+
+
+def gone(processes: list[int], seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while any(alive(process) for process in processes):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans can only be adopted on Linux")
+def test_stopping_leaves_no_process_not_even_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
+    program, processes = family(tmp_path)
+    assert all(alive(process) for process in processes)
+    program.stop()
+    assert not any(alive(process) for process in [*processes, program.keeper])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans can only be adopted on Linux")
+def test_a_program_that_ends_takes_its_children_with_it(tmp_path: Path) -> None:
+    program, processes = family(tmp_path, 0.5)
+    assert program.wait(30) == 0
+    assert not any(alive(process) for process in processes)
+    program.stop()
+
+
+def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    starter = textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from fedfactor.flower.programs import Program
+        Program("one", [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"],
+                Path({str(tmp_path)!r}), Path({str(log)!r}))
+        time.sleep(600)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-c", starter], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    end = time.monotonic() + 60
+    while not (log.exists() and log.read_text().strip()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert gone([int(log.read_text())])
+
+
+def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("fedfactor.flower.programs.time.monotonic", lambda: now[0])
+    one = Supervised("one", [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
+    pauses = []
+    for _ in range(6):
+        assert one.program is not None
+        assert one.program.wait(30) == 7
+        one.look()  # sees the end
+        before, starts = now[0], one.starts
+        while one.starts == starts:
+            now[0] += 0.5
+            one.look()
+        pauses.append(now[0] - before)
+    assert one.program is not None
+    one.program.stop()
+    assert pauses == [4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
+    program = Program("none", [str(tmp_path / "nothing")], tmp_path, tmp_path / "log")
+    assert program.wait(30) == 127
+    assert "cannot start" in program.last_words()
+    program.stop()
