@@ -66,7 +66,7 @@ def events(directory: Path) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == "round"]
 
 
-def finish(deployment: Deployment, run: int, seconds: float = 300) -> Progress:
+def finish(deployment: Deployment, run: int, seconds: float = 900) -> Progress:
     """Wait for the end of a run, starting nodes again that ended."""
     found = list[Progress]()
 
