@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import os
 import sys
 import time
@@ -36,7 +38,24 @@ def lying(real: Any) -> Any:
     return work
 
 
-if BEHAVIOUR and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
-    from fedfactor.flower import node
+class Lies(importlib.abc.MetaPathFinder):
+    """Changes the node's module when it is imported, and not before: Flower must hear from the process first."""
 
-    node.work = lying(node.work)
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "fedfactor.flower.node":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            module.work = lying(module.work)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if BEHAVIOUR and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
+    sys.meta_path.insert(0, Lies())
