@@ -11,7 +11,7 @@ from rich.table import Table
 
 console = Console(soft_wrap=True)
 
-SITE = Path("site")
+SITE = Path("flower-site")
 
 
 def _tell(text: str) -> None:
