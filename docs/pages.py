@@ -477,8 +477,6 @@ def on_config(config: Any) -> Any:
     """List the pages of methods and of evidence in the navigation."""
     methods = ["methods/index.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
     shown = [f"evidence/{path.name}" for path in evidence_pages()]
-    if (ROOT / "docs" / "flower.md").exists():
-        config.nav.insert(3, {"Several machines": "flower.md"})
     for item in config.nav:
         if "Methods" in item:
             item["Methods"] = methods
