@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import json
 import sys
 from contextlib import nullcontext
@@ -271,6 +272,160 @@ def new(
     path = write_new(kind, name, folder)
     command = f"python {path}" if kind == "method" else f"fedfactor run {path}"
     console.print(f"wrote {path}; next: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    methods: Annotated[str, typer.Option(help="Methods, with commas: fedavg,fedpara,flanc.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory of all runs: METHOD/seed-N below it.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "1,2,3",
+    jobs: Annotated[int, typer.Option(help="Runs at once, each in a process of its own.", min=1)] = 1,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key for all: --set train.rounds=5. Repeatable.")
+    ] = None,
+    method_settings: Annotated[
+        list[str] | None, typer.Option("--method-set", help="Of one method: fedpara.gamma=0.3. Repeatable.")
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="Apply the recipe's overlay for a quick try.")] = False,
+    only: Annotated[str, typer.Option(help="Of a sweep, take methods' settings from cells that match this.")] = "*",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Run methods side by side over seeds: what is missing is run, what was cut is carried on."""
+    from fedfactor import compare as comparing
+    from fedfactor import recipe as recipes
+    from fedfactor.report import report as write_report
+    from fedfactor.screen import Progress
+
+    tables = recipes.read(recipe)
+    tables.setdefault("name", recipe.stem)
+    if small:
+        tables = recipes.small(tables)
+    words = _words(seeds)
+    if not all(word.removeprefix("-").isdecimal() for word in words):
+        raise ValueError(f"--seeds takes whole numbers with commas, such as 1,2,3, got {seeds!r}")
+    cells = comparing.cells(
+        tables, _words(methods), [int(word) for word in words], out, settings=settings or [],
+        method_settings=method_settings or [], only=only, where=str(recipe),
+    )  # fmt: skip
+    # Progress goes to standard error, so that the table can be piped.
+    try:
+        with Progress(Console(stderr=True), quiet) as progress:
+            outcomes = comparing.compare(
+                cells,
+                jobs=jobs,
+                data_dir=data_dir,
+                on_start=lambda cell: progress.start(cell.name, cell.recipe.rounds.rounds),
+            )
+    except KeyboardInterrupt:
+        _complain("interrupted; the same command carries on")
+        raise typer.Exit(130) from None
+    lines = comparing.lines(outcomes)
+    if latex:
+        print(comparing.latex(lines), end="")
+    elif as_csv:
+        print(comparing.csv_text(lines), end="")
+    elif as_json:
+        print(json.dumps([line.as_dict() for line in lines], indent=1))
+    else:
+        console.print(comparing.table(lines))
+    done = [outcome.cell.directory for outcome in outcomes if not outcome.failure]
+    if done and importlib.util.find_spec("plotly") is None:
+        _complain("the report needs the package plotly: pip install 'fedfactor[report]'")
+    elif done:
+        write_report(done, out / "report.html")
+        Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)
+    for outcome in outcomes:
+        if outcome.failure:
+            _complain(f"{outcome.cell.name}: {outcome.failure}")
+    if any(outcome.failure for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Option(help="A network by name, or package.module:function.")],
+    device: Annotated[
+        list[str], typer.Option(help='A kind of device: "phone: 2 MB up, 60 MMAC, 40 MB, 30 %". Repeatable.')
+    ],
+    shape: Annotated[str | None, typer.Option("--input", help="Shape of an input: 3x32x32.")] = None,
+    tokens: Annotated[int, typer.Option(help="Inputs are token ids below this.", min=0)] = 0,
+    classes: Annotated[int | None, typer.Option(help="Number of classes; default 10.", min=1)] = None,
+    link: Annotated[str | None, typer.Option(help="Speed of the link: 2Mbps; a device may have its own.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Also say what so many rounds cost.", min=1)] = None,
+    examples: Annotated[int, typer.Option(help="Training examples of a client.", min=1)] = 500,
+    joules_per_mb: Annotated[float | None, typer.Option(help="Energy of a megabyte on the link.", min=0)] = None,
+    joules_per_gmac: Annotated[float | None, typer.Option(help="Energy of 10^9 operations.", min=0)] = None,
+    capacities: Annotated[str, typer.Option(help="Shares of the model to try, such as 1,0.5,0.25.")] = "",
+    methods: Annotated[str, typer.Option(help="Only these, with commas; default: all.")] = "",
+    personal: Annotated[bool, typer.Option("--personal", help="Choose among methods with personal models.")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A recipe's key: --set train.batch=16, codec.name=int8.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Data set of the recipe; default: by input and classes.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Write the choice as a recipe to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Find methods, ranks and widths that fit your devices, and what they cost there."""
+    from fedfactor import advise
+
+    levels = {"capacities": tuple(_numbers("--capacities", capacities))} if capacities else {}
+    request = advise.request_of(
+        model, shape, classes, device, data=data, tokens=tokens, rounds=rounds, settings=settings or [],
+        mbps=advise.link(link) if link else None, examples=examples, joules_per_mb=joules_per_mb,
+        joules_per_gmac=joules_per_gmac, personal=personal, methods=tuple(_words(methods)), **levels,
+    )  # fmt: skip
+    found = advise.plan(request)
+    text = advise.to_recipe(found, recipe.stem) if recipe else ""
+    if as_json:
+        print(json.dumps(advise.as_dict(found, rounds), indent=1))
+    else:
+        console.print(advise.render(found, rounds))
+    if recipe:
+        recipe.write_text(text, encoding="utf-8")
+        if not as_json:
+            console.print(
+                f"wrote {recipe}; next: fedfactor run {recipe}", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in _words(text)]
+    except ValueError:
+        raise ValueError(f"{option} takes numbers with commas, such as 1,0.5, got {text!r}") from None
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .safetensors, .pt2 or .onnx.")],
+    capacity: Annotated[float | None, typer.Option(help="Capacity of the server's model; default: largest.")] = None,
+    client: Annotated[int | None, typer.Option(help="This client's own model, counted from 0.")] = None,
+    at_round: Annotated[int | None, typer.Option("--round", help="A round that was kept; default: the last.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets are.")] = None,
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="Check on random inputs and measure no accuracy.")
+    ] = False,
+) -> None:
+    """Write a run's model as plain torch or ONNX, checked, with a card beside it."""
+    from fedfactor.export import export as export_run
+
+    found = export_run(
+        directory, out, capacity=capacity, client=client, round=at_round, data_dir=data_dir, with_data=not without_data
+    )
+    files = [str(path) for path in (found.path, found.architecture, found.card) if path is not None]
+    scored = "" if found.accuracy is None else f"; accuracy {found.accuracy:.4f} on the test data"
+    console.print(f"wrote {', '.join(files)}{scored}. To load it:\n", highlight=False, markup=False, soft_wrap=True)
+    console.print(found.snippet, highlight=False, markup=False, soft_wrap=True)
 
 
 app.add_typer(flower_app, name="flower")

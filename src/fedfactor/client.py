@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.methods.base import Method, Phase
-from fedfactor.nn.norms import batch_norms
+from fedfactor.nn.norms import watched_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.optimizers.base import Optimizer
 from fedfactor.places import Places
@@ -318,29 +318,12 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
     network, _ = _load(setup, message, kept, setup.method.use)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     examples = setup.task.data.of(fields["client"])
-    gathered: dict[str, list[tuple[int, Tensor]]] = {}
-
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].transpose(0, 1).flatten(1)
-            gathered.setdefault(name, []).append((len(inputs[0]), torch.stack([x.mean(1), x.var(1)])))
-
-        return hook
-
-    handles = [norm.register_forward_pre_hook(watch(name)) for name, norm in batch_norms(network).items()]
     rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
     network.train()
-    with torch.no_grad():
+    with torch.no_grad(), watched_norms(network) as statistics:
         for x, _ in batches(setup, examples, 1, rng):
             network(x)
-    for handle in handles:
-        handle.remove()
-    # What a norm sees along its first axis need not be the batch: sequences may be folded into it.
-    statistics = {
-        name: torch.stack([count * pair for count, pair in seen]).sum(0) / sum(count for count, _ in seen)
-        for name, seen in gathered.items()
-    }
-    return encode(Message("calibrated", {**fields, "samples": len(examples[1])}, statistics))
+    return encode(Message("calibrated", {**fields, "samples": len(examples[1])}, statistics()))
 
 
 def _load(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -68,9 +68,12 @@ def _default(item: dataclasses.Field[Any]) -> Any:
     return "inf" if item.default == math.inf else item.default
 
 
-def described(text: str) -> dict[str, str]:
-    """Metadata for a field: what it means, in words."""
-    return {"help": text}
+def described(text: str, tries: Sequence[float] = ()) -> dict[str, Any]:
+    """Metadata for a field: what it means, in words; where it sets the size of networks, values from large to small.
+
+    `fedfactor plan` takes the first of them that fits.
+    """
+    return {"help": text} | ({"tries": tuple(tries)} if tries else {})
 
 
 def register(kind: str, name: str, paper: str = "") -> Callable[[Class], Class]:

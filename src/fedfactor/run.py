@@ -96,6 +96,17 @@ def run(
         return result
 
 
+def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
+    """Return the summary of a run of this recipe that is done; `None` if there is something left to run."""
+    directory = Path(directory)
+    _check_claim(recipe, directory, resume=True)
+    path = directory / "summary.json"
+    if not path.exists() or not (directory / "checkpoint" / "current").exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found["rounds"] == recipe.rounds.rounds else None
+
+
 @contextlib.contextmanager
 def locked(directory: Path, name: str = "lock") -> Iterator[None]:
     """Make a directory and keep other processes from running in it."""
@@ -217,22 +228,29 @@ def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
 
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
     """Return a recipe's task on data that are there already."""
-    return Task(_model(recipe.tables["model"], facts["classes"]), data, facts["kind"])
+    return Task(model_factory(recipe.tables["model"], facts["classes"]), data, facts["kind"])
 
 
 COUNTED = 200
 """Clients, at most, whose examples of each class are written down."""
 
 
-def _model(table: Table, classes: int) -> Callable[..., nn.Module]:
-    """Return a factory that takes `width` where the model does."""
+def model_options(table: Table, classes: int) -> Table:
+    """Return what a recipe's model is called with at full width."""
     options = {key: value for key, value in table.items() if key != "name"}
-    builder = builder_of(table["name"])
-    parameters = inspect.signature(builder).parameters
+    parameters = inspect.signature(builder_of(table["name"])).parameters
     if "classes" in parameters:
         options.setdefault("classes", classes)
     if "width" in parameters:
-        full = options.pop("width", 1.0)  # what a capacity of 1 has
+        options.setdefault("width", 1.0)
+    return options
+
+
+def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
+    """Return what builds a recipe's model; it takes `width`, a share of the recipe's, where the model has one."""
+    options, builder = model_options(table, classes), builder_of(table["name"])
+    if "width" in inspect.signature(builder).parameters:
+        full = options.pop("width")  # what a capacity of 1 has
         return lambda width=1.0: _built(table["name"], builder, {**options, "width": full * width})
     return lambda: _built(table["name"], builder, options)
 
@@ -345,9 +363,7 @@ class Run:
             raise RunError(f"there is no client {client}: the run has {facts['clients']}, counted from 0")
         if capacity is not None and not 0 < capacity <= 1:
             raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
-        example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-        absent = Absent(facts["clients"], example)
-        task = task_with(self.recipe, absent, facts)
+        task = self.task_without_data()
 
         def read() -> nn.Module:
             result = self._rebuilt(task)
@@ -362,6 +378,12 @@ class Run:
             return result.model_at(level) if client is None else result.client_model(client)
 
         return self._steady(read)
+
+    def task_without_data(self) -> Task:
+        """Return the task with clients that can be counted, not asked."""
+        facts = self.task
+        example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
+        return task_with(self.recipe, Absent(facts["clients"], example), facts)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""

@@ -26,7 +26,10 @@ class FedPara(Factorised):
     traffic, about its multiply-accumulates, one model for all. A larger `gamma` buys accuracy with bytes.
     """
 
-    gamma: float = field(default=0.1, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))
+    gamma: float = field(
+        default=0.1,
+        metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]", tries=(0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.0)),
+    )
     tanh: bool = field(default=False, metadata=described("tanh on both inner weights (appendix B)"))
     jacobian: float = field(default=0.0, metadata=described("strength of the Jacobian correction (Eq. 9); 0: none"))
 
@@ -60,7 +63,10 @@ class PFedPara(Factorised):
     model personal.
     """
 
-    gamma: float = field(default=0.5, metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]"))
+    gamma: float = field(
+        default=0.5,
+        metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]", tries=(0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.0)),
+    )
 
     def scheme(self) -> Scheme:
         """Return the personal Hadamard scheme."""

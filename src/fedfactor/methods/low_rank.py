@@ -18,7 +18,9 @@ class LowRankMethod(Factorised):
     Use it as FedPara's baseline at the same number of parameters; a real low rank limits what a layer can express.
     """
 
-    ratio: float = field(default=0.2, metadata=described("rank as a share of the channels"))
+    ratio: float = field(
+        default=0.2, metadata=described("rank as a share of the channels", tries=(0.5, 0.3, 0.2, 0.1, 0.05, 0.025))
+    )
 
     def scheme(self) -> Scheme:
         """Return the low-rank scheme."""

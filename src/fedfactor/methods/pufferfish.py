@@ -40,7 +40,12 @@ class Pufferfish(Factorised):
     """
 
     warmup: int = field(default=0, metadata=described("rounds of full rank"))
-    ratio: float = field(default=0.25, metadata=described("rank as a share of the smaller side of a layer's matrix"))
+    ratio: float = field(
+        default=0.25,
+        metadata=described(
+            "rank as a share of the smaller side of a layer's matrix", tries=(0.5, 0.25, 0.125, 0.0625, 0.03125)
+        ),
+    )
     first: int = field(default=1, metadata=described("first layers that stay full"))
 
     def __post_init__(self) -> None:

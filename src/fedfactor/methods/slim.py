@@ -22,7 +22,13 @@ class Slim(Method):
     Use it as the baseline of every method for unequal devices: what the weakest can carry, for all.
     """
 
-    width: float = field(default=0.0, metadata=described("width of everybody's network; 0: the smallest capacity"))
+    width: float = field(
+        default=0.0,
+        metadata=described(
+            "width of everybody's network; 0: the smallest capacity",
+            tries=(1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625),
+        ),
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.width <= 1:

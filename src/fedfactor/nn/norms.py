@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -34,6 +34,36 @@ def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Mo
             norm.running_mean, norm.running_var = mean.clone(), variance.clone()
             norm.num_batches_tracked = torch.ones((), dtype=torch.long, device=mean.device)
     return model
+
+
+@contextmanager
+def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Watch what enters the batch norms for the length of a block; gives what returns the statistics seen so far.
+
+    They are what `with_statistics` takes: means over the batches, by their sizes, of each batch's mean and variance.
+    """
+    gathered: dict[str, list[tuple[int, Tensor]]] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].transpose(0, 1).flatten(1)
+            gathered.setdefault(name, []).append((len(inputs[0]), torch.stack([x.mean(1), x.var(1)])))
+
+        return hook
+
+    def found() -> dict[str, Tensor]:
+        # What a norm sees along its first axis need not be the batch: sequences may be folded into it.
+        return {
+            name: torch.stack([count * pair for count, pair in seen]).sum(0) / sum(count for count, _ in seen)
+            for name, seen in gathered.items()
+        }
+
+    handles = [norm.register_forward_pre_hook(watch(name)) for name, norm in batch_norms(model).items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
