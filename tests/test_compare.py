@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import fedfactor
 from fedfactor.compare import Cell, Outcome, cells, compare, csv_text, latex, lines, table
-from fedfactor.recipe import RecipeError
+from fedfactor.recipe import RecipeError, override
 from fedfactor.run import RunError
 
 TABLES: dict[str, Any] = {
@@ -28,6 +29,7 @@ TABLES: dict[str, Any] = {
     "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch": 20, "lr": 0.05},
 }
 METHODS = ("fedavg", "fedpara", "heterofl")
+ROOT = Path(__file__).parents[1]
 
 
 def events(cell: Cell) -> list[dict[str, Any]]:
@@ -129,43 +131,31 @@ def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) -> None:
-    recipe = tmp_path / "side.toml"
-    recipe.write_text(
-        '[data]\nname = "digits"\n[partition]\nkind = "iid"\nclients = 6\n[model]\nname = "digits_cnn"\nwidth = 0.25\n'
-        "[train]\nrounds = 12\ncohort = 3\nbatch = 32\n"
-    )
-
-    def command(out: str) -> list[str]:
-        words = [
-            "compare",
-            recipe,
-            "--methods",
-            "fedavg,fedpara",
-            "--seeds",
-            "1,2",
-            "--jobs",
-            "2",
-            "--json",
-            "-o",
-            tmp_path / out,
-        ]
-        return [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
-
-    process = subprocess.Popen(command("cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    journal = tmp_path / "cut" / "fedavg" / "seed-1" / "metrics.jsonl"
-    for _ in range(600):
-        if journal.exists() and journal.read_text().count("\n") > 3:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command carries on" in said
-    assert not (tmp_path / "cut" / "fedpara" / "seed-2" / "summary.json").exists()
-    found = [
-        json.loads(subprocess.run(command(out), capture_output=True, text=True, check=True).stdout)
-        for out in ("cut", "whole")
+    tables = override(TABLES, ["train.rounds=8"])
+    (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
+    words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--jobs", 2, "--json")
+    command = [
+        sys.executable,
+        "-c",
+        "from fedfactor.cli import main; main()",
+        *map(str, words),
+        "-o",
+        str(tmp_path / "cut"),
     ]
-    assert found[0] == found[1] and [line["seeds"] for line in found[0]] == [2, 2]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    journals = [tmp_path / "cut" / "heterofl" / f"seed-{seed}" / "metrics.jsonl" for seed in (1, 2)]
+    while process.poll() is None and not any(path.exists() and path.read_text().count("\n") > 2 for path in journals):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130 and "interrupted; the same command carries on" in said
+    assert not all(path.with_name("summary.json").exists() for path in journals)
+    again = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert [line["seeds"] for line in json.loads(again.stdout)] == [2]
+    assert (tmp_path / "cut" / "report.html").read_text().count("heterofl") > 1
+    whole = compare(cells(tables, ["heterofl"], [1, 2], tmp_path / "whole", where="side.toml"))
+    ends = [json.loads(path.with_name("summary.json").read_text()) for path in journals]
+    assert [end["weights_sha256"] for end in ends] == hashes(whole)
 
 
 # Summing up.

@@ -336,7 +336,7 @@ def table(found: Sequence[Line]) -> Table:
     """Lay the comparison out for a terminal."""
     view = Table(caption="mean ± half the 95 % interval (Student's t) over seeds")
     for head in HEADS:
-        view.add_column(head, justify="left" if head in ("method", "test data") else "right")
+        view.add_column(head, justify="left" if head in ("method", "test data") else "right", no_wrap=True)
     for line in found:
         view.add_row(*_cells(line, "±"))
     return view
