@@ -99,7 +99,7 @@ def run(
 def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
     """Return the summary of a run of this recipe that is done; `None` if there is something left to run."""
     directory = Path(directory)
-    _check_claim(recipe, directory, resume=True)
+    check_claim(recipe, directory, resume=True)
     path = directory / "summary.json"
     if not path.exists() or not (directory / "checkpoint" / "current").exists():
         return None
