@@ -92,9 +92,15 @@ def wait_for(ready: Callable[[], Any], seconds: float, what: str) -> None:
 
 def process_named(name: str, of: int) -> int:
     """Return the process that runs a command of Flower's, among those that come from another."""
-    found = [one for one in keeper.descendants(of) if any(Path(word).name == name for word in words_of(one))]
+    commands = {one: {Path(word).name for word in words_of(one)} for one in keeper.descendants(of)}
+    found = [one for one, words in commands.items() if name in words and "keeper.py" not in words]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
+
+
+def processes_about(path: Path) -> list[int]:
+    """Return all processes of this machine whose command line names something in a folder."""
+    return [one for one, _ in keeper._parents() if any(str(path) in word for word in words_of(one))]
 
 
 def words_of(process: int) -> list[str]:

@@ -25,6 +25,7 @@ from tests.deploy.running import (
     lying,
     own_processes,
     process_named,
+    processes_about,
     recipe,
     wait_for,
 )
@@ -158,6 +159,33 @@ def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> No
 
 def _kill_below(process: int, name: str) -> None:
     os.kill(process_named(name, process), signal.SIGKILL)
+
+
+def test_flower_local_leaves_nothing_after_ctrl_c_sigterm_or_sigkill_and_carries_on(tmp_path: Path) -> None:
+    recipe_file, out, log = tmp_path / "digits.toml", tmp_path / "run", tmp_path / "log"
+    recipe_file.write_text(RECIPE.replace("ROUNDS", "3"))
+    words = ["run", str(recipe_file), "--engine", "flower-local", "--out", str(out), "--resume"]
+    for number, code in [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]:
+        rounds = committed(out)
+        with command(*words, log=log) as process:
+            ready = (
+                (lambda rounds=rounds: committed(out) > rounds)
+                if number == signal.SIGINT
+                else (out / "flower" / "keys" / "1").exists
+            )
+            wait_for(ready, 400, f"what {number.name} will stop")
+            process.send_signal(number)  # Ctrl-C stops at the next commit
+            assert process.wait(400) == code, log.read_text()[-3000:]
+        wait_for(lambda: not processes_about(out), 60, f"the end of all processes after {number.name}")
+        assert (out / "flower").exists() == (number == signal.SIGKILL)
+        assert not (out / "summary.json").exists()
+    with command(*words, log=log) as process:
+        assert process.wait(900) == 0, log.read_text()[-3000:]
+    assert not (out / "flower").exists()
+    from fedfactor.recipe import read, resolve
+
+    found, expected = json.loads((out / "summary.json").read_text()), inline(resolve(read(recipe_file)))
+    assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}
 
 
 def test_a_stranger_and_a_false_server_are_refused_in_words(tmp_path: Path) -> None:
