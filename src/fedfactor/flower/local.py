@@ -11,6 +11,7 @@ import importlib.util
 import json
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +51,17 @@ class Deployment:
         self.superlink: Program | None = None
         self.certificates: Certificates | None = None
         self._control: Control | None = None
+        self._extra: dict[str, str] = {}
 
     def __enter__(self) -> Deployment:
         shutil.rmtree(self.home, ignore_errors=True)  # of one that was killed
         self.home.mkdir(parents=True, mode=0o700)
         try:
-            if not self.simulation:
+            if self.simulation:
+                # Ray's sockets need a short path. Simulated nodes keep their states beside those of real ones.
+                ray = tempfile.mkdtemp(prefix="ray-")
+                self._extra = {"RAY_TMPDIR": ray, "XDG_STATE_HOME": str(self.home.parent / "nodes")}
+            else:
                 self.certificates = server_certificates(self.home / "certificates", ["localhost", "127.0.0.1"], 30)
             self.start_superlink()
         except BaseException:
@@ -75,7 +81,8 @@ class Deployment:
         if self._control is not None:
             self._control.__exit__()
             self._control = None
-        shutil.rmtree(self.home)
+        for folder in (self.home, *map(Path, filter(None, [self._extra.get("RAY_TMPDIR")]))):
+            shutil.rmtree(folder)
 
     @property
     def address(self) -> str:
@@ -95,7 +102,8 @@ class Deployment:
         command = superlink_command("127.0.0.1", self.port, self.certificates)
         command += ["--database", str(self.database)] if self.database else []
         command += ["--simulation"] if self.simulation else []
-        self.superlink = Program("the SuperLink", command, self.home / "superlink", self.logs / "superlink.log")
+        home, log = self.home / "superlink", self.logs / "superlink.log"
+        self.superlink = Program("the SuperLink", command, home, log, self._extra)
         until(self.control.answers, START, "waiting for the SuperLink", [self.superlink])
 
     def register(self, name: str) -> Path:
@@ -128,11 +136,12 @@ def run_local(
 ) -> dict[str, Any]:
     """Run a recipe on a deployment of its own, or with Flower's simulation; return what `summary.json` holds."""
     from fedfactor.flower.app import write_app
-    from fedfactor.run import check_claim, locked
+    from fedfactor.run import check_claim, locked, task_of
 
     if simulation and importlib.util.find_spec("ray") is None:
         raise DeploymentError("--engine flower-ray needs Ray: pip install 'flwr[simulation]>=1.41,<1.42'")
-    clients = recipe.tables["partition"]["clients"]
+    # Natural owners are counted in the data.
+    clients = recipe.tables["partition"].get("clients") or task_of(recipe, data_dir)[0].data.clients
     if clients > MOST_NODES and not simulation:
         raise DeploymentError(
             f"--engine flower-local starts a SuperNode for each client, and the recipe has {clients}, more than "
@@ -148,8 +157,7 @@ def run_local(
                 try:
                     run = deployment.control.start(app, {}, nodes=clients if simulation else 0)
                     for client in range(0 if simulation else clients):
-                        state = directory / "nodes" / str(client)
-                        deployment.join(str(client), {"client": client, "state-dir": str(state)})
+                        deployment.join(str(client), {"client": client, "state-dir": str(directory / "nodes")})
                     _watch(deployment, run, directory, on_event)
                 except Exception:
                     _keep_logs(deployment.logs, directory / "flower-logs")

@@ -79,7 +79,9 @@ def node_command(
 class Program:
     """A running program with all the processes it starts; what it prints goes to a file."""
 
-    def __init__(self, name: str, command: Sequence[str], home: Path, log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], home: Path, log: Path, extra: Mapping[str, str] | None = None
+    ) -> None:
         self.name, self.log = name, log
         home.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +91,7 @@ class Program:
                 stdin=subprocess.PIPE,  # the keeper ends when this one does
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(home),
+                env={**environment(home), **(extra or {})},
                 start_new_session=True,  # Ctrl-C in a terminal is for us: we take things down in order
             )
 
