@@ -91,9 +91,13 @@ def said(cls: type) -> Said:
     heads = {"Deviations:": "deviations", "Definition not re-read": "source", "Use it": "use"}
     for paragraph in rest:
         found[next((kind for head, kind in heads.items() if paragraph.startswith(head)), "body")].append(
-            prose(paragraph.removeprefix("Deviations:"))
+            _sentence(prose(paragraph.removeprefix("Deviations:")))
         )
     return Said(prose(summary), *(found[kind] for kind in ("body", "deviations", "source", "use")))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def fields(entry: Entry) -> str:
