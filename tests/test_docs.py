@@ -159,6 +159,9 @@ def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
     assert summary["rounds"] == 6 and summary["final_accuracy"] > 0.5
     assert f"Sequential {summary['final_accuracy']}" in done.stdout
+    assert "torch.Size([1, 10])" in done.stdout and (tmp_path / "model.card.md").exists()
+    assert "<html" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "runs" / "side" / "fedavg" / "seed-1" / "summary.json").exists()
     state = torch.load(tmp_path / "net.pt", weights_only=True)
     assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
