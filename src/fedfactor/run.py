@@ -251,7 +251,10 @@ def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
     options, builder = model_options(table, classes), builder_of(table["name"])
     if "width" in inspect.signature(builder).parameters:
         full = options.pop("width")  # what a capacity of 1 has
-        return lambda width=1.0: _built(table["name"], builder, {**options, "width": full * width})
+        # Full width leaves what it is given alone: a `Multiple` counts channels, which a product would round anew.
+        return lambda width=1.0: _built(
+            table["name"], builder, {**options, "width": width if full == 1 else full * width}
+        )
     return lambda: _built(table["name"], builder, options)
 
 

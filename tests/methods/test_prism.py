@@ -15,6 +15,7 @@ from fedfactor.nn import factor_weights
 from fedfactor.nn.state import tensors_of
 from fedfactor.plan import Piece, Reply, pull
 from fedfactor.rng import torch_rng
+from fedfactor.run import model_factory
 from fedfactor.task import FederatedData
 from tests.conformance.tiny import Tiny, run
 from tests.methods.test_heterofl import Text
@@ -43,6 +44,12 @@ def test_o2_puts_out_twice_as_many_channels() -> None:
     assert conv.factors["u"].shape[:2] == (104, 52) and conv.factors["v"].shape[:2] == (52, 104)
     wide = factor_weights(PriSM(outputs=2).network(resnet, 0.8))["layer3.1.conv2"]
     assert wide.factors["u"].shape[:2] == (256, 205)
+
+
+def test_o2_in_a_recipe_counts_channels_too() -> None:
+    build = model_factory({"name": "resnet18", "width": 1.0, "scale_stem": False, "shortcut": "slice"}, 10)
+    conv = factor_weights(PriSM(outputs=2).network(build, 0.2))["layer3.1.conv2"]
+    assert conv.factors["u"].shape[:2] == (104, 52)  # ceil(0.4 x 256) would be 103
 
 
 def test_a_sub_model_costs_less_when_it_runs() -> None:
