@@ -131,7 +131,7 @@ def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) -> None:
-    tables = override(TABLES, ["train.rounds=8"])
+    tables = override(TABLES, ["train.rounds=40"])
     (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
     words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--jobs", 2, "--json")
     command = [
@@ -142,7 +142,14 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
         "-o",
         str(tmp_path / "cut"),
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+    )
     journals = [tmp_path / "cut" / "heterofl" / f"seed-{seed}" / "metrics.jsonl" for seed in (1, 2)]
     while process.poll() is None and not any(path.exists() and path.read_text().count("\n") > 2 for path in journals):
         time.sleep(0.05)

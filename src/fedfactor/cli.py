@@ -257,7 +257,7 @@ def report(
     groups = write_report(runs, out, target=target, joules_per_byte=joules_per_byte, title=title)
     if not quiet:
         count = sum(len(group.runs) for group in groups)
-        console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False)
+        console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -82,7 +82,8 @@ def test_killed_and_resumed_through_the_command_line(method: str, tmp_path: Path
 @pytest.mark.parametrize("engine", ["inline", "pool"])
 def test_ctrl_c_stops_at_a_commit_and_prints_the_command_that_carries_on(engine: str, tmp_path: Path) -> None:
     path, out = recipe(tmp_path, "pfedpara"), tmp_path / "out put"
-    words = ["run", path, "--out", out, "--set", "train.rounds=12", "--engine", engine, "--workers", 2]
+    words = ["run", path, "--out", out, "--set", "train.rounds=12", "--engine", engine]
+    words += ["--workers", 2] if engine == "pool" else []
     # A group of its own: as from a terminal, the signal reaches the workers too.
     with subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -169,7 +170,7 @@ def test_the_pool_ends_with_the_same_hashes(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
     assert comparable(tmp_path / "inline") == comparable(tmp_path / "pool")
     wrong = call("run", path, "--engine", "poll")
-    assert wrong.returncode == 2 and "there are inline and pool" in wrong.stderr
+    assert wrong.returncode == 2 and "there are inline, pool, flower-local, flower-ray" in wrong.stderr
 
 
 def test_overrides_reach_every_cell(tmp_path: Path) -> None:
