@@ -46,7 +46,7 @@ check: lint types test docs check-browser not-run
 
 not-run: $(READY)
 	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
-	@$(BIN)/python -m pytest -m deploy --collect-only -q tests/deploy | grep '::'
+	@$(BIN)/python -m pytest -m deploy --collect-only tests/deploy | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
