@@ -31,7 +31,7 @@ docs: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-# Real deployments of Flower's programs on this machine, one after the other: about ten minutes.
+# Real deployments of Flower's programs on this machine, one after the other: takes many minutes.
 test-deploy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy tests/deploy
 
