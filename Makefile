@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-browser test-deploy test-mlflow chromium lint types check check-browser not-run \
+.PHONY: setup demo picture docs test test-browser test-deploy test-ray test-mlflow chromium lint types check check-browser not-run \
 	bench bench-peers clean
 
 setup: $(READY)
@@ -33,7 +33,17 @@ test: $(READY)
 
 # Real deployments of Flower's programs on this machine, one after the other: takes many minutes.
 test-deploy: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy tests/deploy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy --durations=0 tests/deploy
+	@if $(MAKE) --no-print-directory .ray/ready; then $(MAKE) --no-print-directory test-ray; \
+	else echo "NOT RUN: Flower's simulation, since Ray could not be installed"; fi
+
+# Flower's simulation engine with the real Ray, in a folder of its own.
+test-ray: $(READY) .ray/ready
+	PYTHONPATH=.ray OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/deploy
+
+.ray/ready:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target .ray ray==2.55.1
+	touch .ray/ready
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,7 +56,9 @@ check: lint types test docs check-browser not-run
 
 not-run: $(READY)
 	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
-	@$(BIN)/python -m pytest -m deploy --collect-only tests/deploy | grep '::'
+	@$(BIN)/python -m pytest -m 'deploy or ray' --collect-only tests/deploy | grep '::'
+	@echo "NOT RUN, since it needs some 40 packages; make test-mlflow runs it:"
+	@$(BIN)/python -m pytest -m mlflow --collect-only tests/test_loggers.py | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
@@ -84,4 +96,4 @@ bench-peers: $(READY) .bench-peers/ready
 	touch .bench-peers/ready
 
 clean:
-	rm -rf site .venv .bench-peers .mlflow .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .bench-peers .mlflow .ray .mypy_cache .ruff_cache .pytest_cache .hypothesis

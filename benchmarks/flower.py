@@ -119,7 +119,7 @@ def _finish(deployment: Any, app: Path, config: dict[str, Any]) -> None:
     while not (progress := deployment.control.progress(started)).finished:
         time.sleep(0.5)
     if progress.status != "finished:completed":
-        raise RuntimeError(f"{app.name}: {progress.status}: {progress.details}; {deployment.superlink.last_words(20)}")
+        raise RuntimeError(f"{app.name}: {progress.status}: {progress.details}; {deployment.superlink.last_words()}")
 
 
 def _plain(text: str) -> str:

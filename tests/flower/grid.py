@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,11 @@ Tamper = Callable[[Message, Message], "Message | None"]
 
 
 class LocalGrid(Grid):
-    """Nodes in this process, by number; `tamper` changes what one of them answers, `delay` when it comes."""
+    """Nodes in this process, by number.
+
+    `tamper` changes what one of them answers, `damage` the bytes of that, `delay` is when it comes, `stall` how long the
+    server waits within a pull for all of it, as Flower does.
+    """
 
     def __init__(self, configs: Iterable[dict[str, Any]], run_config: dict[str, Any]) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a message cannot be made without them
@@ -40,10 +45,12 @@ class LocalGrid(Grid):
         self.keys = {node: f"key of node {node}".encode() for node in self.contexts}
         self.offline: set[int] = set()
         self.tamper: dict[int, Tamper] = {}
+        self.damage: dict[int, Callable[[dict[str, bytes]], dict[str, bytes]]] = {}
         self.delay: dict[int, float] = {}
+        self.stall: dict[int, float] = {}
         self.pushed: list[Message] = []
         self.pulled: list[Message] = []
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, Reply] = {}
         self._due: dict[str, float] = {}
 
     def set_run(self, run: Any) -> None:
@@ -74,7 +81,11 @@ class LocalGrid(Grid):
             reply = self._answer(received, node)
             numbers.append(received.metadata.message_id)
             if reply is not None:
-                self._replies[received.metadata.message_id] = travelled(reply)
+                contents = self.damage.get(node, dict)(taken_apart(reply))
+                # What the SuperLink knows, whatever is in the reply.
+                self._replies[received.metadata.message_id] = Reply(
+                    node, reply.object_id, contents, message_type=received.metadata.message_type
+                )
         return numbers
 
     def _answer(self, message: Message, node: int) -> Message | None:
@@ -92,23 +103,42 @@ class LocalGrid(Grid):
         for number in message_ids:  # a reply is due from when it is first asked for: the work itself was done at once
             reply = self._replies.get(number)
             if reply is not None and number not in self._due:
-                late = (
-                    self.delay.get(reply.metadata.src_node_id, 0.0) if reply.metadata.message_type == "train" else 0.0
-                )
+                late = self.delay.get(reply.node, 0.0) if reply.message_type == "train" else 0.0
                 self._due[number] = now + late
         ready = [number for number in message_ids if number in self._replies and self._due[number] <= now]
-        found = [self._replies.pop(number) for number in ready]
+        # Handed out once, also where it then cannot be put together.
+        replies = [self._replies.pop(number) for number in ready]
+        for reply in replies:
+            time.sleep(self.stall.get(reply.node, 0.0) if reply.message_type == "train" else 0.0)
+        found = [put_together(reply.object_id, dict(reply.contents)) for reply in replies]
         self.pulled += found
         return found
 
 
+@dataclass(frozen=True)
+class Reply:
+    """What came back for a message, in pieces."""
+
+    node: int
+    object_id: str
+    contents: dict[str, bytes]
+    message_type: str
+
+
 def travelled(message: Message) -> Message:
     """Take a message apart into the objects that Flower moves, and put it together again."""
+    return put_together(message.object_id, taken_apart(message))
+
+
+def taken_apart(message: Message) -> dict[str, bytes]:
     message.metadata.__dict__["_message_id"] = message.object_id
-    contents = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
-    found = inflate_object_from_contents(message.object_id, contents)
+    return {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
+
+
+def put_together(number: str, contents: dict[str, bytes]) -> Message:
+    found = inflate_object_from_contents(number, contents)
     assert isinstance(found, Message)
-    found.metadata.__dict__["_message_id"] = message.object_id
+    found.metadata.__dict__["_message_id"] = number
     return found
 
 

@@ -16,13 +16,14 @@ from flwr.common.config import validate_config
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.object_ref import load_app
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedfactor
 from fedfactor.flower.adapter import ERRORS, STORED_AS, pack, unpack
 from fedfactor.flower.app import CLIENT_APP, SERVER_APP, write_app
 from fedfactor.wire import BadMessage
-from tests.flower.grid import FIRST_ID, LocalGrid, recipe, travelled
+from tests.flower.grid import FIRST_ID, LocalGrid, put_together, recipe, taken_apart, travelled
 
 
 def test_messages_need_an_identity_which_the_local_grid_sets() -> None:
@@ -77,6 +78,17 @@ def test_the_error_codes_mean_what_we_say() -> None:
         1: "LOAD_CLIENT_APP_EXCEPTION", 2: "CLIENT_APP_RAISED_EXCEPTION", 3: "MESSAGE_UNAVAILABLE",
         4: "REPLY_MESSAGE_UNAVAILABLE", 5: "NODE_UNAVAILABLE", 7: "INVALID_FAB", 8: "CLIENT_APP_CRASHED",
     }  # fmt: skip
+
+
+def test_what_is_wrong_with_the_run_itself_is_no_ordinary_exception() -> None:
+    assert not issubclass(RunNotRunningException, Exception), "else it would be taken for a node's fault"
+
+
+def test_an_answer_in_pieces_is_put_together_or_raised_within_a_pull() -> None:
+    LocalGrid([], {})
+    sent = Message(pack(b"x", {}), FIRST_ID, "train")
+    with pytest.raises(ValueError):
+        put_together(sent.object_id, dict.fromkeys(taken_apart(sent), b"?"))
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # flwr's own use of pathspec

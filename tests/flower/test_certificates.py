@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedfactor.flower.certificates import node_key, server_certificates
+from fedfactor.flower.certificates import check_certificate, node_key, server_certificates
 
 
 def handshake(made: Path, trusted: Path, name: str) -> str:
@@ -54,6 +54,16 @@ def test_a_certificate_ends(tmp_path: Path) -> None:
     server_certificates(tmp_path, ["localhost"], 0)  # valid from an hour ago until now
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         handshake(tmp_path, tmp_path, "localhost")
+
+
+def test_a_certificate_that_no_node_would_accept_is_named(tmp_path: Path) -> None:
+    made = server_certificates(tmp_path / "site", ["server.example.org", "10.1.2.3"], 2)
+    check_certificate(made.certificate, ["10.1.2.3"])
+    with pytest.raises(ValueError, match=r"is not for other\.example\.org: remove ca\.crt"):
+        check_certificate(made.certificate, ["server.example.org", "other.example.org"])
+    made = server_certificates(tmp_path / "old", ["a"], 0)
+    with pytest.raises(ValueError, match="ended on"):
+        check_certificate(made.certificate, ["a"])
 
 
 def test_keys_are_secret_and_stay(tmp_path: Path) -> None:

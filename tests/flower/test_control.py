@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
+import importlib
 import io
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.common.constant import Status, SubStatus
 from flwr.proto import control_pb2
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.run_pb2 import Run, RunStatus
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink import extensions, main
+from typer.testing import CliRunner
 
+from fedfactor.flower.adapter import QUIET
 from fedfactor.flower.app import write_app
-from fedfactor.flower.certificates import node_key
-from fedfactor.flower.control import Control, bundle, key_bytes, user_config_to_proto
-from fedfactor.flower.hosts import Attempts, Hopeless, RunFailed, refusal
+from fedfactor.flower.certificates import Certificates, node_key
+from fedfactor.flower.cli import app as commands
+from fedfactor.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
+from fedfactor.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
 from fedfactor.flower.local import Events
-from fedfactor.flower.programs import DeploymentError, environment, free_port, until
+from fedfactor.flower.programs import (
+    DeploymentError,
+    environment,
+    free_port,
+    node_command,
+    superlink_command,
+    until,
+)
 from fedfactor.flower.superlink import OnlyHere
 from fedfactor.run import run
 from tests.deploy.running import recipe
@@ -37,6 +58,71 @@ def test_flower_has_the_command(name: str) -> None:
     (command,) = entry_points(group="console_scripts", name=name)
     assert command.dist is not None
     assert command.dist.name == "flwr"
+
+
+# By name: functions of the same names hide the modules.
+SUPERLINK = importlib.import_module("flwr.superlink.cli.flower_superlink")
+SUPERNODE = importlib.import_module("flwr.supernode.cli.flower_supernode")
+SUPEREXEC = importlib.import_module("flwr.supercore.cli.flower_superexec")
+
+
+def options(parser: argparse.ArgumentParser) -> set[str]:
+    return {word for action in parser._actions for word in action.option_strings}
+
+
+def test_flowers_commands_have_the_options_we_give_them(tmp_path: Path) -> None:
+    files = Certificates(tmp_path / "ca.crt", tmp_path / "server.crt", tmp_path / "server.key")
+    link = superlink_command("127.0.0.1", 1, files) + superlink_command("127.0.0.1", 1, None)
+    link += ["--database", "--isolation", "--superexec-auth-secret-file", "--simulation"]
+    node = node_command("127.0.0.1:1", files.authority, files.key, 2, {"client": 0})
+    execute = ["--runtime-api-address", "--root-certificates", "--superexec-auth-secret-file"]
+    for words, parser in [
+        (link, SUPERLINK._parse_args_run_superlink()),
+        (node, SUPERNODE._parse_args_run_supernode()),
+        (execute, SUPEREXEC._parse_args()),
+    ]:
+        assert {word for word in words if word.startswith("--")} <= options(parser)
+
+
+def test_nothing_is_installed_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    assert SUPERLINK._runtime_dependency_install_default() is False
+
+
+def test_how_runs_and_nodes_go_is_told_in_the_words_we_know() -> None:
+    assert (Status.FINISHED, SubStatus.COMPLETED) == ("finished", "completed")
+    assert (NodeStatus.ONLINE, NodeStatus.UNREGISTERED) == ("online", "unregistered")
+    assert {"status", "bytes_sent", "bytes_recv"} <= set(Run.DESCRIPTOR.fields_by_name)
+    assert {"status", "sub_status", "details"} <= set(RunStatus.DESCRIPTOR.fields_by_name)
+    assert {"node_id", "name", "status", "public_key"} <= set(NodeInfo.DESCRIPTOR.fields_by_name)
+
+
+def test_a_simulation_is_told_its_nodes_and_what_each_needs() -> None:
+    wanted = {"num_supernodes", "client_resources_num_cpus", "client_resources_num_gpus"}
+    assert wanted <= set(SimulationConfig.DESCRIPTOR.fields_by_name)
+
+
+def test_refusals_come_with_a_reason_and_a_node_is_refused_by_this_number() -> None:
+    told = FlowerError.from_json('{"code": 7, "detail": "no", "extra": "because"}')
+    assert told is not None
+    assert (told.message, told.public_details) == ("no", "because")
+    assert FlowerError.from_json("<html>") is None
+    assert ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED == 2004
+
+
+@pytest.mark.parametrize(("code", "expected"), [(500, NoAnswer), (403, DeploymentError)])
+def test_a_superlink_that_fails_is_asked_again_and_one_that_refuses_is_not(
+    code: int, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(client: Any, request: Any) -> None:
+        answer = httpx.Response(code, request=httpx.Request("POST", "http://a"), text='{"code": 1, "detail": "no"}')
+        answer.raise_for_status()
+
+    monkeypatch.setattr(ControlHttpClient, "ListNodes", ask)
+    with Control("127.0.0.1:1", None) as control, pytest.raises(DeploymentError) as caught:
+        control.nodes()
+    assert type(caught.value) is expected
 
 
 def test_the_superlink_asks_its_extensions_for_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +172,69 @@ def test_keys_are_read_and_others_named(tmp_path: Path) -> None:
     (tmp_path / "two.pub").write_text("nonsense")
     with pytest.raises(DeploymentError, match=r"two\.pub is no public key of a node"):
         key_bytes(tmp_path / "two.pub")
+
+
+class Door:
+    """A SuperLink's list of those who may join."""
+
+    def __init__(self) -> None:
+        self.known: list[Node] = []
+
+    def nodes(self) -> list[Node]:
+        return list(self.known)
+
+    def register(self, public_key: Path, name: str) -> int:
+        if name == "refused":
+            raise DeploymentError("the SuperLink refuses RegisterNode")
+        self.known.append(Node(len(self.known), name, "registered", key_bytes(public_key)))
+        return len(self.known)
+
+    def unregister(self, node: int) -> None:
+        self.known = [one for one in self.known if one.id != node]
+
+
+def test_keys_in_the_folder_may_join_and_one_that_is_none_keeps_nobody_out(tmp_path: Path) -> None:
+    keys, door = Keys(tmp_path), Door()
+    control = cast(Control, door)
+    for name in ("a", "b", "refused"):
+        node_key(tmp_path / name)
+    (tmp_path / "c.pub").write_text("nonsense")
+    changes = keys.admit(control)
+    assert changes[:2] == ["a may join", "b may join"]
+    assert "c.pub is no public key of a node" in changes[2]
+    assert changes[3:] == ["the SuperLink refuses RegisterNode"]
+    assert keys.admit(control) == [], "said once"
+    (tmp_path / "a.pub").write_text("half a k")  # as while it is copied again
+    assert len(keys.admit(control)) == 1
+    assert [node.name for node in door.known] == ["a", "b"]
+    (tmp_path / "b.pub").unlink()
+    assert keys.admit(control) == ["b may join no more"]
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    public = ed25519.Ed25519PrivateKey.generate().public_key()
+    (tmp_path / "a.pub").write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    with pytest.raises(DeploymentError, match="elliptic curves only"):
+        key_bytes(tmp_path / "a.pub")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["status", "--site", "nowhere"], "there is no nowhere/ca.crt"),
+        (["up", "r.toml", "--out", "run"], "give the name or address under which nodes reach this machine"),
+        (["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"], "--listen is 0.0.0.0 or 127.0.0.1"),
+        (["join", "a:1", "--client", "0"], r"there is no ca\.crt: copy it"),
+        (["join", "a", "--client", "0"], "'a' is no HOST:PORT"),
+        (["join", "a:1", "--client", "0", "--config", "capacty=1"], "a node has no setting 'capacty'; did you mean"),
+    ],
+)
+def test_commands_say_what_is_missing(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, DeploymentError), match=reason):
+        CliRunner().invoke(commands, words, catch_exceptions=False)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -24,7 +25,7 @@ from fedfactor.simulation import Result
 from fedfactor.states import RECEIPT, Elsewhere
 from fedfactor.wire import Message as Wire
 from fedfactor.wire import decode, encode
-from tests.flower.grid import FIRST_ID, Deployment, recipe
+from tests.flower.grid import FIRST_ID, Deployment, Tamper, recipe
 
 NAMED = ("fedavg", "fedpara", "pfedpara", "flanc", "fedhm", "prism", "feddecomp")
 
@@ -253,6 +254,20 @@ def time_that_cannot_be(message: Message, reply: Message) -> Message:
     return Message(pack(data, {**fields, "seconds": float("inf")}), reply_to=message)
 
 
+def answering_another_message(message: Message, reply: Message) -> Message:
+    reply.metadata.__dict__["_reply_to_message_id"] = "0" * 64
+    return reply
+
+
+def damaged(contents: dict[str, bytes]) -> dict[str, bytes]:
+    """Objects that are none: what flwr raises when it puts an answer together."""
+    return {number: b"\x07" * len(content) for number, content in contents.items()}
+
+
+def incomplete(contents: dict[str, bytes]) -> dict[str, bytes]:
+    return dict(list(contents.items())[-1:])
+
+
 ARRAY = ArrayRecord({"message": Array("float32", (1,), "numpy.ndarray", b"\0\0\0\0")})
 HOSTILE = {
     "NaN": (changed(with_nan), "NaN, infinity"),
@@ -264,8 +279,12 @@ HOSTILE = {
     "no fields": (content({}), "lacks the record of fields"),
     "foreign records": (content({"fields": ConfigRecord({}), "bytes": ARRAY}), "stored as 'numpy.ndarray'"),
     "no state": (state_of_no_hash, "SHA-256"),
+    "objects that are none": (damaged, "what it sent cannot be read"),
+    "objects that are missing": (incomplete, "what it sent cannot be read"),
     "late": (None, "did not answer within 0.2 seconds"),
+    "half sent": (None, "did not answer within 0.2 seconds"),
 }
+OF_BYTES = (damaged, incomplete)
 
 
 @pytest.fixture(scope="module")
@@ -278,14 +297,21 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 @pytest.mark.parametrize("how", list(HOSTILE))
 def test_a_hostile_node_is_rejected_and_counted_and_the_model_is_unharmed(
-    how: str, without: Result, tmp_path: Path
+    how: str, without: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tamper, reason = HOSTILE[how]
     deployed = Deployment(tmp_path, recipe("pfedpara", train={"rounds": 2}), deadline=0.2)
-    if tamper is None:
-        deployed.grid.delay[FIRST_ID + 3] = 0.25
+    liar = FIRST_ID + 3
+    if how == "late":
+        deployed.grid.delay[liar] = 0.25
+    elif how == "half sent":  # Flower waits for the rest within the pull: nobody else may wait with it
+        monkeypatch.setattr("fedfactor.flower.adapter.PATIENCE", 0.02)
+        deployed.grid.stall[liar] = 0.5
+    elif tamper in OF_BYTES:
+        broken = cast(Callable[[dict[str, bytes]], dict[str, bytes]], tamper)
+        deployed.grid.damage[liar] = lambda contents: broken(contents) if begun(deployed) else contents
     else:
-        deployed.grid.tamper[FIRST_ID + 3] = tamper
+        deployed.grid.tamper[liar] = cast(Tamper, tamper)
     result = deployed.serve()
     for event in result.history[1:]:
         assert [f["client"] for f in event["failures"]] == [3]
@@ -293,7 +319,52 @@ def test_a_hostile_node_is_rejected_and_counted_and_the_model_is_unharmed(
     assert result.summary["totals"]["failures"] == 2
     for key in ("weights_sha256", "private_sha256"):
         assert result.summary[key] == without.summary[key], "as if the node had not been there"
-    assert (result.history[-1].get("late", 0) > 0) == (how == "late")
+    assert (result.history[-1].get("late", 0) > 0) == (how in ("late", "half sent"))
+
+
+def begun(deployed: Deployment) -> bool:
+    """Tell whether the nodes have been enrolled."""
+    return (deployed.run_dir / "task.json").exists()
+
+
+def test_what_an_answer_says_of_its_message_counts_for_nothing(tmp_path: Path) -> None:
+    chosen = recipe("pfedpara", train={"rounds": 1})
+    deployed = Deployment(tmp_path, chosen)
+    deployed.grid.tamper[FIRST_ID + 3] = answering_another_message
+    assert outcome(deployed.serve()) == outcome(run_inline(chosen))
+
+
+def test_nobody_can_guess_the_number_of_anothers_message(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe(train={"rounds": 1}))
+    deployed.serve()
+    secret = {message.metadata.message_type: set[str]() for message in deployed.grid.pushed}
+    for message in deployed.grid.pushed:
+        secret[message.metadata.message_type].add(unpack(message.content)[1]["once"])
+    assert {kind: len(found) for kind, found in secret.items()} == {"query": 4, "train": 4}
+    assert all(len(one) == 32 for found in secret.values() for one in found)
+
+
+def test_an_answer_that_cannot_be_read_loses_nobody_elses(tmp_path: Path) -> None:
+    """All at once: Flower hands every answer out once only."""
+    deployed = Deployment(tmp_path, recipe("pfedpara", train={"rounds": 1, "quorum": 0.25}), deadline=0.5)
+    for node in (FIRST_ID, FIRST_ID + 2):
+        deployed.grid.damage[node] = lambda contents: damaged(contents) if begun(deployed) else contents
+    (event,) = deployed.serve().history[1:]
+    assert [failure["client"] for failure in event["failures"]] == [0, 2]
+
+
+def test_a_superlink_that_is_gone_is_not_the_nodes_fault(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe(train={"rounds": 1}))
+    original = deployed.grid.pull_messages
+
+    def broken(numbers: Iterable[str]) -> Any:
+        if begun(deployed):
+            raise httpx.ConnectError("nobody there")
+        return original(numbers)
+
+    deployed.grid.pull_messages = broken  # type: ignore[method-assign]
+    with pytest.raises(httpx.ConnectError, match="nobody there"):
+        deployed.serve()
 
 
 def test_a_client_cannot_claim_to_have_worked_longer_than_it_was_asked_for(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
 def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("fedfactor.flower.programs.time.monotonic", lambda: now[0])
-    one = Supervised("one", [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
+    one = Supervised("one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
     pauses = []
     for _ in range(6):
         assert one.program is not None
@@ -106,6 +106,30 @@ def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monke
     assert one.program is not None
     one.program.stop()
     assert pauses == [4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+LEAVING = """
+import pathlib, signal, sys, time
+def leave(*_):
+    pathlib.Path(sys.argv[1]).write_text("bye")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("leave", [0.0, 20.0])
+def test_a_program_takes_its_leave_if_it_may(leave: float, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LEAVING, str(tmp_path / "farewell")]
+    program = Program("leaving", words, tmp_path, tmp_path / "log", leave=leave)
+    end = time.monotonic() + 60
+    while "here" not in program.output():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    program.stop()
+    assert (tmp_path / "farewell").exists() == (leave > 0)
+    assert not alive(program.keeper)
 
 
 def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fedfactor.client import Setup
 from fedfactor.engines.base import Done, Job
-from fedfactor.flower.adapter import Answer, Grid, instruction, pack, pull, push, unpack
+from fedfactor.flower.adapter import Answer, Grid, Inbox, instruction, pack, push, unpack
 from fedfactor.flower.roster import Roster
 from fedfactor.states import SHA256, receipt, receipt_sha256
 from fedfactor.wire import BadMessage
@@ -52,6 +52,7 @@ class Flower:
     restart_lost: bool = False
     """A client whose state is gone starts anew; otherwise its jobs fail."""
     _late: dict[str, Sent] = field(default_factory=dict)
+    _inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         for name in ("deadline", "wait", "poll"):
@@ -72,7 +73,8 @@ class Flower:
                 waiting[number] = sent
         end, pause = time.monotonic() + self.deadline, SHORTEST_PAUSE
         while waiting:
-            answers = pull(self.grid, [*waiting, *self._late])
+            looked = time.monotonic()
+            answers = self._inbox.pull(self.grid, [*waiting, *self._late])
             for answer in answers:
                 if answer.to in waiting:
                     yield self._done(waiting.pop(answer.to), answer)
@@ -84,7 +86,9 @@ class Flower:
                 break
             pause = SHORTEST_PAUSE if answers else min(2 * pause, self.poll)
             if waiting:
-                time.sleep(min(pause, max(0.0, end - time.monotonic())))
+                # Of many, as long as the look at them took: the SuperLink has others to serve.
+                now = time.monotonic()
+                time.sleep(min(max(pause, now - looked), max(0.0, end - now)))
         self._late.update(waiting)
         now = time.monotonic()
         self._late = {number: sent for number, sent in self._late.items() if now - sent.at < self._life}
@@ -107,7 +111,7 @@ class Flower:
                 "machine and must be carried on there, since states do not travel"
             )
         fields: dict[str, str | bool] = {"run": self.roster.run, "state": base, "restart": self.restart_lost}
-        message = instruction(pack(job.message, fields), node, "train", "", self._life)
+        message = instruction(pack(job.message, fields), node, "train", self._life)
         number = push(self.grid, message)
         if number is None:
             raise Unsent("the SuperLink did not take the message")

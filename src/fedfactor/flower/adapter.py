@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +28,7 @@ for name, value in QUIET.items():
     os.environ.setdefault(name, value)  # before flwr is imported, which reads them then
 
 try:
+    import httpx
     from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -38,6 +41,7 @@ __all__ = [
     "ClientApp",
     "Context",
     "Grid",
+    "Inbox",
     "Message",
     "Node",
     "RecordDict",
@@ -45,7 +49,6 @@ __all__ = [
     "instruction",
     "nodes",
     "pack",
-    "pull",
     "push",
     "unpack",
 ]
@@ -69,6 +72,8 @@ def pack(data: Bytes | None, fields: Mapping[str, Plain]) -> RecordDict:
 
 def unpack(content: RecordDict) -> tuple[bytes | None, dict[str, Any]]:
     """Read what `pack` wrote, or whatever somebody else did: raises `BadMessage`."""
+    if not isinstance(content, RecordDict):
+        raise BadMessage("a message of another app: its content is no dictionary of records")
     fields, arrays = content.get("fields"), content.get("bytes")
     if not isinstance(fields, ConfigRecord) or not set(content) <= {"fields", "bytes"}:
         raise BadMessage("a message of another app: it lacks the record of fields, or has others")
@@ -100,9 +105,14 @@ def nodes(grid: Grid) -> list[Node]:
     return sorted(found, key=lambda node: node.id)
 
 
-def instruction(content: RecordDict, node: int, kind: str, group: str, ttl: float) -> Message:
-    """Return a message to a node; it is forgotten after `ttl` seconds."""
-    return Message(content, node, kind, ttl=ttl, group_id=group)
+def instruction(content: RecordDict, node: int, kind: str, ttl: float) -> Message:
+    """Return a message to a node; it is forgotten after `ttl` seconds.
+
+    Its number is a hash of it, and whoever knows the number could answer in the node's place: with something random in
+    it nobody can guess that.
+    """
+    content.config_records["fields"]["once"] = secrets.token_hex(16)
+    return Message(content, node, kind, ttl=ttl)
 
 
 def push(grid: Grid, message: Message) -> str | None:
@@ -116,25 +126,77 @@ class Answer:
     """What came back for a message: its content, or Flower's word for what went wrong."""
 
     to: str
-    """The number of the message that is answered. Errors name the wrong sender, but always the right message."""
+    """The number of the message that is answered."""
     node: int
-    """The sender; meaningless in errors."""
+    """The sender, in its own words; meaningless in errors."""
     content: RecordDict | None
     error: str = ""
 
 
-def pull(grid: Grid, numbers: Iterable[str]) -> list[Answer]:
-    """Return what has come back so far for these messages."""
-    found = []
-    for reply in grid.pull_messages(list(numbers)):
+class Inbox:
+    """Pulls answers one message at a time, so that whatever a node sends concerns its own message alone.
+
+    Flower puts an answer together within a pull: it waits there until all parts have come, for minutes where a node is
+    slow or means harm, and raises what is wrong with them. A pull of several messages would lose the others. What an
+    answer says of itself, its sender wrote; which message it answers, the SuperLink knows, who is asked for that one.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, _Pull] = {}
+
+    def pull(self, grid: Grid, numbers: Iterable[str]) -> list[Answer]:
+        """Return what has come back so far for these messages; a pull that takes long is left to itself."""
+        found = []
+        for number in numbers:
+            pulling = self._under_way.pop(number, None) or _Pull(grid, number)
+            if pulling.is_done():
+                found += pulling.answers()
+            else:
+                self._under_way[number] = pulling
+        return found
+
+
+PATIENCE = 2.0
+"""Seconds that a pull may take before others go on beside it."""
+
+
+class _Pull:
+    """One message's pull, in a thread of its own which ends with the process."""
+
+    def __init__(self, grid: Grid, number: str) -> None:
+        self._grid, self._number = grid, number
+        self._found: list[Answer] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._thread.join(PATIENCE)
+
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def answers(self) -> list[Answer]:
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def _run(self) -> None:
+        try:
+            self._found = [self._read(reply) for reply in self._grid.pull_messages([self._number])]
+        except (httpx.HTTPError, OSError) as error:
+            self._error = error  # of the connection to the SuperLink
+        except Exception as error:  # of what the node sent
+            reason = f"what it sent cannot be read ({type(error).__name__}: {error})"
+            self._found = [Answer(self._number, 0, None, reason)]
+        except BaseException as error:
+            self._error = error
+
+    def _read(self, reply: Message) -> Answer:
         meta = reply.metadata
         if reply.has_error():
             word = ERRORS.get(reply.error.code, f"error {reply.error.code}")
             reason = " ".join((reply.error.reason or "").split())
-            found.append(Answer(meta.reply_to_message_id, meta.src_node_id, None, f"{word}: {reason}".rstrip(": ")))
-        else:
-            found.append(Answer(meta.reply_to_message_id, meta.src_node_id, reply.content))
-    return found
+            return Answer(self._number, meta.src_node_id, None, f"{word}: {reason}".rstrip(": "))
+        return Answer(self._number, meta.src_node_id, reply.content)
 
 
 ERRORS = {

@@ -57,6 +57,18 @@ def server_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certif
     return found
 
 
+def check_certificate(path: Path, hosts: Sequence[str]) -> None:
+    """Raise an error if a server's certificate is over, or not for all these names and addresses."""
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    renew = f"remove ca.crt, server.crt and server.key in {path.parent} for new ones, and copy ca.crt to the nodes"
+    missing = [host for host in hosts if _named(host) not in names]
+    if missing:
+        raise ValueError(f"{path} is not for {', '.join(missing)}: {renew}")
+    if found.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
+        raise ValueError(f"{path} ended on {found.not_valid_after_utc:%d %B %Y}: {renew}")
+
+
 def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +23,19 @@ def _tell(text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
+@contextmanager
+def _until_stopped(code: int, words: str) -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end a command in order, with these words."""
+    from fedfactor.flower.local import stopping_on_sigterm
+
+    try:
+        with stopping_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        _tell(words)
+        raise typer.Exit(code) from None
+
+
 def up(
     recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
     out: Annotated[Path, typer.Option(help="Run directory; a run that is there is carried on.")],
@@ -26,7 +44,7 @@ def up(
         typer.Option(help="Name or address under which nodes reach this machine, for its certificate. Repeatable."),
     ] = None,
     site: Annotated[Path, typer.Option(help="Folder of certificates, keys and logs; kept for the next run.")] = SITE,
-    listen: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    listen: Annotated[str, typer.Option(help="0.0.0.0, or 127.0.0.1 for nodes on this machine.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="The one port that nodes must reach.")] = 8443,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key of the recipe: --set train.rounds=5. Repeatable.")
@@ -40,12 +58,13 @@ def up(
     from fedfactor import recipe as recipes
     from fedfactor.flower.hosts import Site
     from fedfactor.flower.hosts import up as serve
-    from fedfactor.flower.local import stopping_on_sigterm
     from fedfactor.run import check_claim, locked
     from fedfactor.screen import Progress
 
     if not (site / "server.key").exists() and not host:
         raise ValueError("give the name or address under which nodes reach this machine: --host server.example.org")
+    if listen not in ("0.0.0.0", "127.0.0.1"):
+        raise ValueError(f"--listen is 0.0.0.0 or 127.0.0.1, got {listen}: a firewall says who may reach the port")
     tables = recipes.read(recipe)
     tables.setdefault("name", recipe.stem)
     if "sweep" in tables:
@@ -55,11 +74,12 @@ def up(
     if data_dir is not None:
         given["data-dir"] = str(data_dir.absolute())
     out = out.absolute()
-    with locked(out, "flower.lock"), stopping_on_sigterm(), Progress(console, quiet=False) as progress:
+    stopped = _until_stopped(130, "stopped; the same command carries on")
+    with stopped, locked(out, "flower.lock"), Progress(console, quiet=False) as progress:
         check_claim(resolved, out, resume=True)
         place = Site(site, host or [], listen, port)
         try:
-            _tell(f"nodes need {place.certificates.authority}; their public keys go to {place.keys}")
+            _tell(f"nodes need {place.certificates.authority}; their public keys go to {place.keys.folder}")
             on_event = progress.start(resolved.tables["name"], resolved.rounds.rounds)
             serve(resolved, out, place, config=given, on_event=on_event, tell=_tell)
         finally:
@@ -81,16 +101,18 @@ def join(
 ) -> None:
     """Make this machine a client; leave it running."""
     from fedfactor.flower.hosts import join as take_part
-    from fedfactor.flower.local import stopping_on_sigterm
     from fedfactor.flower.node import KNOWN
     from fedfactor.recipe import override
+    from fedfactor.words import near
 
     node = {"client": int(client) if client.isdecimal() else client, "state-dir": str(state.absolute())}
     node.update(override({}, config or []))
     unknown = [name for name in node if name not in KNOWN]
     if unknown:
-        raise ValueError(f"a node has no setting {unknown[0]!r}; there are {', '.join(KNOWN)}")
-    with stopping_on_sigterm():
+        raise ValueError(f"a node has no setting {unknown[0]!r}; {near(unknown[0], KNOWN)}there are {', '.join(KNOWN)}")
+    if not re.fullmatch(r".+:\d+", server):
+        raise ValueError(f"{server!r} is no HOST:PORT such as server.example.org:8443")
+    with _until_stopped(0, "stopped"):
         take_part(server, authority, key, state.absolute() / "flower", node, _tell)
 
 
@@ -102,11 +124,19 @@ def status(
     """Say who may join, who is there and how far the run is; on the server's machine."""
     from fedfactor.flower.control import Control
     from fedfactor.flower.local import committed
+    from fedfactor.run import ENROLLED
 
+    if not (site / "ca.crt").exists():
+        raise ValueError(f"there is no {site / 'ca.crt'}: --site is the folder that `fedfactor flower up` made")
+    numbers = {}
+    if out is not None and (out / ENROLLED).exists():
+        clients = json.loads((out / ENROLLED).read_text())["clients"]
+        numbers = {client["key"]: number for number, client in clients.items()}
     with Control(f"127.0.0.1:{port}", site / "ca.crt") as control:
-        table = Table("node", "status", "Flower's id")
+        table = Table("node", "status", "client", "Flower's id")
         for node in control.nodes():
-            table.add_row(node.name, node.status, str(node.id))
+            client = numbers.get(hashlib.sha256(node.key).hexdigest(), "")
+            table.add_row(node.name, node.status, client, str(node.id))
         console.print(table)
     if out is not None:
         done = "done" if (out / "summary.json").exists() else "not done yet"

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -63,6 +65,10 @@ class Progress:
         return self.status.startswith("finished")
 
 
+class NoAnswer(DeploymentError):
+    """There is no SuperLink where one should be, or it cannot answer now; ask again."""
+
+
 class Control:
     """A connection to a SuperLink; with a certificate by TLS."""
 
@@ -102,13 +108,17 @@ class Control:
         found = [Node(one.node_id, one.name, one.status, one.public_key) for one in listed]
         return sorted((one for one in found if one.status != "unregistered"), key=lambda one: one.name)
 
-    def start(self, app: Path, config: Mapping[str, str | int | float | bool], *, nodes: int = 0) -> int:
-        """Start a run of an app folder; `nodes` is how many a simulation has."""
+    def start(
+        self, app: Path, config: Mapping[str, str | int | float | bool], *, nodes: int = 0, gpus: float = 0.0
+    ) -> int:
+        """Start a run of an app folder; `nodes` is how many a simulation has, `gpus` what share of one each needs."""
+        # A core each, since the work itself uses one thread; Flower would give them two.
+        simulated = SimulationConfig(num_supernodes=nodes, client_resources_num_cpus=1, client_resources_num_gpus=gpus)
         request = StartRunRequest(
             fab=bundle(app),
             override_config=user_config_to_proto(dict(config)),
             federation="",
-            override_federation_config=SimulationConfig(num_supernodes=nodes) if nodes else None,
+            override_federation_config=simulated if nodes else None,
         )
         answer = self._ask("StartRun", request)
         if not answer.HasField("run_id"):
@@ -117,7 +127,10 @@ class Control:
 
     def progress(self, run: int) -> Progress:
         """Return how a run goes."""
-        found = self._ask("ListRuns", ListRunsRequest(run_id=run)).run_dict[run]
+        runs = self._ask("ListRuns", ListRunsRequest(run_id=run)).run_dict
+        if run not in runs:
+            raise DeploymentError(f"the SuperLink at {self.address} knows no run {run}: is it another one?")
+        found = runs[run]
         status = ":".join(filter(None, [found.status.status, found.status.sub_status]))
         return Progress(status, found.status.details, found.bytes_sent, found.bytes_recv)
 
@@ -129,11 +142,15 @@ class Control:
         try:
             return getattr(self._client, method)(request)
         except httpx.HTTPStatusError as error:
+            if error.response.is_server_error:  # its database is busy, say
+                raise NoAnswer(
+                    f"the SuperLink at {self.address} fails at {method}: {error.response.status_code}"
+                ) from None
             told = FlowerError.from_json(error.response.text)
             reason = f"{told.message} {told.public_details or ''}".strip() if told else error.response.text[:300]
             raise DeploymentError(f"the SuperLink at {self.address} refuses {method}: {reason}") from None
         except httpx.TransportError as error:
-            raise DeploymentError(f"no answer from a SuperLink at {self.address}: {error}") from None
+            raise NoAnswer(f"no answer from a SuperLink at {self.address}: {error}") from None
 
 
 def bundle(app: Path) -> Any:
@@ -147,8 +164,11 @@ def bundle(app: Path) -> Any:
 def key_bytes(public_key: Path) -> bytes:
     """Read a public key as nodes are known by."""
     try:
-        return bytes(public_key_to_bytes(load_ssh_public_key(public_key.read_bytes())))  # type: ignore[arg-type]
-    except (OSError, ValueError) as error:
+        key = load_ssh_public_key(public_key.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("Flower takes keys of elliptic curves only")
+        return bytes(public_key_to_bytes(key))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise DeploymentError(
-            f"{public_key} is no public key of a node ({error}); `fedfactor flower key` makes one"
+            f"{public_key} is no public key of a node ({error}); `fedfactor flower join` makes one, NAME.pub"
         ) from None

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedfactor.flower.certificates import Certificates, node_key, server_certificates, write_secret
-from fedfactor.flower.control import Control, key_bytes
+from fedfactor.flower.certificates import Certificates, check_certificate, node_key, server_certificates, write_secret
+from fedfactor.flower.control import Control, NoAnswer, key_bytes
 from fedfactor.flower.local import POLL, Events, committed
 from fedfactor.flower.programs import (
     DeploymentError,
@@ -43,7 +43,39 @@ LOOK = 2.0
 AGAIN = 5.0
 """Seconds between a ServerApp's end and the next start."""
 TRIES = 3
-"""Starts of a run without a new committed round after which it is given up."""
+"""Starts of a run without a new committed round after which it is given up; and of a SuperLink that never answers."""
+LEAVE = 10.0
+"""Seconds that a node has to tell the server that it leaves: otherwise it counts as online for a minute more."""
+
+
+class Keys:
+    """The folder of the public keys that may join."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._unread = set[str]()
+
+    def admit(self, control: Control) -> list[str]:
+        """Let the holders of the keys in the folder join, and others no more; return what changed, in words."""
+        known, wanted, unread, changes = {node.key: node for node in control.nodes()}, set[bytes](), {}, []
+        for path in sorted(self.folder.glob("*.pub")):
+            try:
+                key = key_bytes(path)
+                wanted.add(key)
+                if key not in known:
+                    control.register(path, path.stem)
+                    changes.append(f"{path.stem} may join")
+            except NoAnswer:
+                raise
+            except DeploymentError as error:  # no key, perhaps a file that is just being copied
+                unread[path.stem] = str(error)
+        changes += [reason for reason in unread.values() if reason not in self._unread]
+        self._unread = set(unread.values())
+        for key, node in known.items():
+            if key not in wanted and node.name not in unread:
+                control.unregister(node.id)
+                changes.append(f"{node.name} may join no more")
+        return changes
 
 
 class Site:
@@ -55,8 +87,8 @@ class Site:
 
     def __init__(self, folder: Path, hosts: list[str], listen: str, port: int) -> None:
         self.folder, self.port = folder.absolute(), port
-        self.keys = self.folder / "keys"
-        self.keys.mkdir(parents=True, exist_ok=True)
+        self.keys = Keys(self.folder / "keys")
+        self.keys.folder.mkdir(parents=True, exist_ok=True)
         self.certificates = self._certificates(hosts)
         secret = self.folder / "superexec.secret"
         if not secret.exists():
@@ -67,13 +99,14 @@ class Site:
         executor += ["--root-certificates", str(self.certificates.authority)]
         executor += ["--superexec-auth-secret-file", str(secret)]
         home, logs = self.folder / "flower", self.folder / "logs"
-        self.superlink = Supervised("the SuperLink", command, home / "superlink", logs / "superlink.log")
-        self.executor = Supervised("the SuperExec", executor, home / "superexec", logs / "serverapp.log")
+        self.superlink = Supervised("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
+        self.executor = Supervised("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
         self.control = Control(f"127.0.0.1:{port}", self.certificates.authority)
 
     def _certificates(self, hosts: list[str]) -> Certificates:
         found = Certificates(self.folder / "ca.crt", self.folder / "server.crt", self.folder / "server.key")
         if found.key.exists():
+            check_certificate(found.certificate, hosts)
             return found
         return server_certificates(self.folder, [*hosts, "localhost", "127.0.0.1"], DAYS)
 
@@ -81,20 +114,6 @@ class Site:
         """Start again what has ended."""
         self.superlink.look()
         self.executor.look()
-
-    def admit(self) -> list[str]:
-        """Let the holders of the keys in the folder join, and others no more; return what changed, in words."""
-        known, changes = {node.key: node for node in self.control.nodes()}, []
-        wanted = {key_bytes(path): path.stem for path in sorted(self.keys.glob("*.pub"))}
-        for path in sorted(self.keys.glob("*.pub")):
-            if key_bytes(path) not in known:
-                self.control.register(path, path.stem)
-                changes.append(f"{path.stem} may join")
-        for key, node in known.items():
-            if key not in wanted:
-                self.control.unregister(node.id)
-                changes.append(f"{node.name} may join no more")
-        return changes
 
     def close(self) -> None:
         """Stop all programs; what is in the folder stays."""
@@ -119,12 +138,17 @@ def up(
     events, app = Events(directory), write_app(recipe, site.folder / "app", directory, config=config)
     looked, attempt = 0.0, Attempts(directory)
     run: int | None = None
+    answered, told = False, ""
     while run is not None or not (directory / "summary.json").exists():
+        ended = site.superlink.program is not None and site.superlink.program.code is not None
+        if ended and not answered and site.superlink.starts >= TRIES:
+            raise DeploymentError(f"the SuperLink does not come up: {site.superlink.last_words()}")
         site.look()
         try:
             if time.monotonic() - looked > LOOK:
-                looked = time.monotonic()
-                for change in site.admit():
+                changes = site.keys.admit(site.control)
+                looked, answered, told = time.monotonic(), True, ""
+                for change in changes:
                     tell(change)
             if run is None:
                 run = site.control.start(app, {})
@@ -138,10 +162,10 @@ def up(
                     attempt.reason = progress.details or progress.status
                     tell(f"the ServerApp ended ({attempt.reason}); starting it again")
                     time.sleep(AGAIN)
-        except DeploymentError as error:
-            # The SuperLink is down, or not up yet: its supervisor brings it back.
-            if site.superlink.starts > 1:
-                tell(str(error))
+        except NoAnswer as error:  # it is down, or not up yet: its supervisor brings it back
+            if answered and str(error) != told:
+                told = str(error)
+                tell(f"{told}; waiting for it")
             time.sleep(1.0)
         time.sleep(POLL)
 
@@ -175,14 +199,19 @@ def join(
 ) -> None:
     """Run a node for ever; say why when the server refuses it, and try again."""
     if not authority.exists():
-        raise DeploymentError(f"there is no {authority}: copy ca.crt from the server's site folder")
+        raise DeploymentError(f"there is no {authority}: copy it from the server's site folder")
     if not key.exists():
         public = node_key(key)
         tell(f"made a key for this node; copy {public} to the folder keys of the server's site")
-    command = node_command(address, authority.absolute(), key.absolute(), free_port(), config)
     log = home / "node.log"
     place = len(log.read_text(errors="replace")) if log.exists() else 0  # what earlier ones said
-    node = Supervised("this node", command, home, log)
+    node = Supervised(
+        "this node",
+        lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config),
+        home,
+        log,
+        leave=LEAVE,
+    )
     try:
         while True:
             program = node.program

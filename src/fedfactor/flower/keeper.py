@@ -1,13 +1,15 @@
 """Keeps one program: nothing of it outlives whoever started the keeper.
 
-`python keeper.py PROGRAM ARGUMENT...` runs a program and ends as it does. Flower's programs start others, in sessions
-of their own. When the program ends, when the keeper gets SIGTERM, or when its standard input ends (whoever started it
-is gone, even by SIGKILL), all processes that come from it are killed before the keeper ends. It is a script of the
-standard library alone, so that it starts in a moment.
+`python keeper.py SECONDS PROGRAM ARGUMENT...` runs a program and ends as it does. Flower's programs start others, in
+sessions of their own. When the program ends, when the keeper gets SIGTERM, or when its standard input ends (whoever
+started it is gone, even by SIGKILL), all processes that come from it are killed before the keeper ends; the program
+itself gets SIGTERM first, and so many seconds to take its leave. It is a script of the standard library alone, so that
+it starts in a moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -21,7 +23,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Their numbers in Linux' prctl.h."""
 
 
-def main(command: list[str]) -> int:
+def main(leave: float, command: list[str]) -> int:
     """Run a program until it ends or is to end, and leave no process of it."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0
     # Processes whose parent died become the keeper's children, so that none can get lost.
@@ -41,6 +43,10 @@ def main(command: list[str]) -> int:
     threading.Thread(target=_wait_for_end_of_input, args=(wanted,), daemon=True).start()
     while program.poll() is None and not wanted.wait(0.05):
         pass
+    if leave > 0 and program.poll() is None:
+        program.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(leave)
     kill_descendants()
     code = program.wait()
     return code if code >= 0 else 128 - code
@@ -107,4 +113,4 @@ def _parents() -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

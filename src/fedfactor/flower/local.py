@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfactor.flower.certificates import Certificates, node_key, server_certificates
-from fedfactor.flower.control import Control
+from fedfactor.flower.control import Control, NoAnswer
 from fedfactor.flower.programs import (
     START,
     DeploymentError,
@@ -115,9 +115,10 @@ class Deployment:
     def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> Supervised:
         """Start a node, which is started again when it ends."""
         assert self.certificates is not None
+        address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
         self.nodes[name] = Supervised(
             f"node {name}",
-            node_command(self.address, self.certificates.authority, key or self.register(name), free_port(), config),
+            lambda: node_command(address, authority, proof, free_port(), config),
             self.home / "nodes" / name,
             self.logs / f"node-{name}.log",
         )
@@ -155,7 +156,8 @@ def run_local(
             with Deployment(directory / "flower", simulation=simulation) as deployment:
                 app = write_app(recipe, deployment.home / "app", directory, config=given)
                 try:
-                    run = deployment.control.start(app, {}, nodes=clients if simulation else 0)
+                    gpus = 1.0 if recipe.training.device.startswith("cuda") else 0.0  # others would see none
+                    run = deployment.control.start(app, {}, nodes=clients if simulation else 0, gpus=gpus)
                     for client in range(0 if simulation else clients):
                         deployment.join(str(client), {"client": client, "state-dir": str(directory / "nodes")})
                     _watch(deployment, run, directory, on_event)
@@ -178,7 +180,11 @@ def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable
             raise DeploymentError(f"the SuperLink ended, code {superlink.code}: {superlink.last_words()}")
         for node in deployment.nodes.values():
             node.look()
-        progress = deployment.control.progress(run)
+        try:
+            progress = deployment.control.progress(run)
+        except NoAnswer:
+            time.sleep(POLL)
+            continue
         for event in events.new():
             on_event(event)
         if progress.finished:

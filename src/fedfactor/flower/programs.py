@@ -80,14 +80,22 @@ class Program:
     """A running program with all the processes it starts; what it prints goes to a file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], home: Path, log: Path, extra: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        home: Path,
+        log: Path,
+        extra: Mapping[str, str] | None = None,
+        *,
+        leave: float = 0.0,
     ) -> None:
+        """Start it; when it is to end, it has `leave` seconds to do so by itself."""
         self.name, self.log = name, log
         home.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), *command],
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(leave), *command],
                 stdin=subprocess.PIPE,  # the keeper ends when this one does
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -114,17 +122,22 @@ class Program:
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """Kill it with all that it started, and wait until nothing is left of it."""
+        """End it with all that it started, and wait until nothing is left of it."""
         if self._process.poll() is None:
             self._process.terminate()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def last_words(self, lines: int = 5) -> str:
+    def last_words(self) -> str:
         """Return the end of what it printed, for an error."""
-        said = [line.strip() for line in self.output().splitlines() if line.strip()]
-        return " | ".join(said[-lines:])[-1000:]
+        return last_words(self.log)
+
+
+def last_words(log: Path, lines: int = 5) -> str:
+    """Return the end of a log in one line."""
+    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(said[-lines:])[-1000:]
 
 
 def stop_all(programs: Sequence[Program]) -> None:
@@ -159,8 +172,11 @@ class Supervised:
     STEADY = 60.0
     """Seconds after which a program counts as up, and the next pause is the shortest again."""
 
-    def __init__(self, name: str, command: Sequence[str], home: Path, log: Path) -> None:
-        self._how = (name, command, home, log)
+    def __init__(
+        self, name: str, command: Callable[[], Sequence[str]], home: Path, log: Path, *, leave: float = 0.0
+    ) -> None:
+        """Start it; the command is asked for every time: a port that was free may be so no more."""
+        self._command, self._home, self._log, self._leave = command, home, log, leave
         self.name, self.starts, self._pause, self._due = name, 0, self.SHORTEST, 0.0
         self.program: Program | None = None
         self._started, self._retired = 0.0, False
@@ -177,8 +193,13 @@ class Supervised:
             self._pause = self.SHORTEST if steady else min(2 * self._pause, self.LONGEST)
             self._due, self.program = now + self._pause, None
         elif now >= self._due:
-            self.program, self._started = Program(*self._how), now
+            self.program = Program(self.name, self._command(), self._home, self._log, leave=self._leave)
+            self._started = now
             self.starts += 1
+
+    def last_words(self) -> str:
+        """Return the end of what it printed, whether it runs or not."""
+        return last_words(self._log)
 
     def retire(self) -> None:
         """Start it no more."""

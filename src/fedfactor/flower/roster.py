@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import fedfactor
-from fedfactor.flower.adapter import Grid, Node, instruction, nodes, pack, pull, push, unpack
+from fedfactor.flower.adapter import Grid, Inbox, Node, instruction, nodes, pack, push, unpack
 from fedfactor.store import write_file
 from fedfactor.task import Kind
 from fedfactor.wire import BadMessage
@@ -117,6 +117,7 @@ class Roster:
     """What connected nodes say they are, by node."""
     _asked: dict[str, tuple[Node, float]] = field(default_factory=dict)
     _told: set[tuple[int, str]] = field(default_factory=set)
+    _inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
         if self.path.exists():
@@ -172,10 +173,10 @@ class Roster:
         asked = {node.id for node, _ in self._asked.values()}
         for node in online.values():
             if node.id not in self.claims and node.id not in asked:
-                number = push(grid, instruction(pack(None, {"run": self.run}), node.id, "query", "", HELLO_SECONDS))
+                number = push(grid, instruction(pack(None, {"run": self.run}), node.id, "query", HELLO_SECONDS))
                 if number is not None:
                     self._asked[number] = node, now
-        for answer in pull(grid, self._asked) if self._asked else []:
+        for answer in self._inbox.pull(grid, list(self._asked)):
             found = self._asked.pop(answer.to, None)
             if found is None:
                 continue

@@ -1,0 +1,28 @@
+"""Flower's simulation engine, with the real Ray: the same bits, and nothing left behind."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fedfactor.flower.local import run_local
+from tests.deploy.running import HASHES, inline, own_processes, recipe
+
+pytestmark = pytest.mark.ray
+
+
+def leftovers() -> set[Path]:
+    """Return what Ray could leave behind: folders of its own, and shared memory."""
+    return {*Path(tempfile.gettempdir()).glob("ray*"), *Path("/dev/shm").glob("*")}
+
+
+def test_the_same_bits_as_in_one_process_and_nothing_is_left(tmp_path: Path) -> None:
+    one, told, before = recipe("feddecomp", rounds=3), list[str](), (own_processes(), leftovers())
+    found = run_local(one, tmp_path / "run", simulation=True, on_event=lambda event: told.append(event["event"]))
+    expected = inline(one)
+    assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}
+    assert told == ["start", "committed", *["round", "committed"] * 3]
+    assert (own_processes(), leftovers()) == before
+    assert not (tmp_path / "run" / "flower").exists()
