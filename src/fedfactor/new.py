@@ -107,6 +107,7 @@ name = "digits"  # required. 1,797 real digits that need no download (pip instal
 # path = "pictures"    # within --data-dir; train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone
 # size = 32            # resize to squares of this side
 # channels = 3         # or 1
+# Anything else: name = "package.module:function" of your own, which returns a fedfactor.data.Dataset.
 
 [partition]
 kind = "dirichlet"  # iid; dirichlet: class proportions drawn with alpha, the smaller the more uneven; classes: k each

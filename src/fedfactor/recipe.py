@@ -330,7 +330,8 @@ def _data(where: str, tables: Table) -> Table:
     """Check the options of a data set against its loader, and fill in the defaults."""
     section = _named(where, "data", tables)
     source = _built(where, "data", lambda: source_of(section["name"]))
-    legal = {**_types(source.loader, after=source.arguments), **PICTURE_TYPES}
+    types = _types(source.loader)
+    legal = {**{key: types[key] for key in source.options}, **PICTURE_TYPES}
     options = {key: value for key, value in section.items() if key != "name"}
     if not source.takes_any:
         _known(where, "data", options, legal)
@@ -359,14 +360,14 @@ def _model(where: str, tables: Table) -> Table:
     return {**section, **{key: value for key, value in simple.items() if key not in section and key != "classes"}}
 
 
-def _types(function: Callable[..., Any], after: int = 0) -> dict[str, Any]:
-    """Return the options of a function, all but its first arguments, and their types as far as it says them."""
+def _types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of a function and their types as far as it says them."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except (NameError, TypeError, SyntaxError):  # annotations of names that exist only for type checkers
         signature = inspect.signature(function)
     found: dict[str, Any] = {}
-    for parameter in list(signature.parameters.values())[after:]:
+    for parameter in signature.parameters.values():
         said = parameter.annotation
         if said is parameter.empty or isinstance(said, str):
             plain = isinstance(parameter.default, (bool, int, float, str))

@@ -14,6 +14,7 @@ import pytest
 
 from fedfactor.data import Dataset, MissingData, load, resolved_data
 from fedfactor.data.sources import data_folder, info, names, registry
+from fedfactor.task import AsStored
 from tests.data import make
 
 
@@ -100,7 +101,7 @@ def test_text_is_not_augmented(tmp_path: Path) -> None:
     place.mkdir()
     for part in ("train", "test"):
         (place / f"{part}.csv").write_text('"1","a","b"\n')
-    with pytest.raises(ValueError, match="ag_news is text"):
+    with pytest.raises(ValueError, match="ag_news has no images of bytes"):
         load("ag_news", tmp_path, crop=4)
 
 
@@ -278,3 +279,67 @@ def test_huggingface_without_the_package(tmp_path: Path, monkeypatch: pytest.Mon
         ImportError, match=r"huggingface:owner/set needs datasets: pip install 'fedfactor\[huggingface\]'"
     ):
         load("huggingface:owner/set", tmp_path)
+
+
+# A function of the user's own.
+
+
+def table(rows: int, wide: int = 5) -> Dataset:
+    """Numbers, and whether the first is above 0."""
+    x = np.random.default_rng(0).normal(size=(rows, wide))
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset("table", (x[10:], y[10:]), (x[:10], y[:10]), ("no", "yes"))
+
+
+def from_folder(folder: Path) -> Dataset:
+    """Ones, as many as a file says."""
+    return tiny(folder, int((folder / "size").read_text()))
+
+
+def a_word(folder: Path) -> str:
+    return "digits"
+
+
+HERE = "tests.data.test_sources"
+
+
+def test_data_of_a_function(tmp_path: Path) -> None:
+    found = load(f"{HERE}:table", tmp_path, rows=30)
+    assert found.train[0].shape == (20, 5) and found.classes == 2
+    assert found.transform == AsStored()  # floats are not token ids
+    (tmp_path / "size").write_text("4")
+    assert len(load(f"{HERE}:from_folder", tmp_path).train[1]) == 4
+    assert resolved_data(f"{HERE}:table", rows=30)["wide"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("table", {}, "table needs rows, which has no default"),
+        ("table", {"rows": 30, "wid": 3}, "has no option 'wid'; did you mean 'wide'"),
+        ("table", {"rows": 30, "crop": 4}, "table has no images of bytes: it cannot be normalised"),
+        ("a_word", {}, r"should return a fedfactor\.data\.Dataset, got a str"),
+        ("nothing", {}, "no function of a module .*has no attribute 'nothing'.*there are ag_news"),
+    ],
+)
+def test_mistakes_with_functions(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(f"{HERE}:{name}", tmp_path, **options)
+
+
+def test_a_module_that_is_not_there_may_be_a_slip(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'huggingfac:x', and .*No module named .*did you mean 'huggingface'"):
+        load("huggingfac:x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64), r"N x C x H x W.*got uint8 of shape \(3, 8, 8\)"),
+        (np.zeros((3, 8)), np.zeros(3), "the targets of int64"),
+        ([[0.0]] * 3, np.zeros(3, np.int64), "are numpy arrays"),
+    ],
+)
+def test_arrays_that_no_network_reads(inputs: Any, targets: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Dataset("mine", (inputs, targets), (inputs, targets), ("a",))

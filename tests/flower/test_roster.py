@@ -230,7 +230,7 @@ def test_nodes_with_data_of_their_own(tmp_path: Path) -> None:
         ({}, "name a data set or package.module:function"),
         ({"data": "digits", "data-options": "[1]"}, "data-options is a JSON object"),
         ({"data": "digits", "data-options": '{"nonsense": 1}'}, "has no option 'nonsense'"),
-        ({"data": "tests.flower.test_roster:nothing"}, "has no function 'nothing'"),
+        ({"data": "tests.flower.test_roster:nothing"}, "has no attribute 'nothing'"),
         ({"data": "tests.flower.test_roster:a_word"}, "should return a fedfactor.data.Dataset, got a str"),
     ],
 )

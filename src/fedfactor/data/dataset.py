@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfactor.data.transform import Tokens, Transform, transform
-from fedfactor.task import Kind
+from fedfactor.task import AsStored, Kind
 
 Array = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -18,7 +18,10 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs (images: uint8, N x C x H x W; text: token ids) and targets (int64), usually memory-mapped.
+    """Inputs and targets (int64), a row an example, usually memory-mapped.
+
+    Images are uint8, N x C x H x W; texts are token ids; anything else is floats of any shape, which networks read as
+    they are stored.
 
     `class_names` are the targets' meanings; `norm` names the normalisation of its pixels and `crop`, `flip` and
     `rotate` say how training images are changed at random: see `Transform`. `vocabulary` are the tokens by id.
@@ -49,8 +52,17 @@ class Dataset:
         for part, (inputs, targets), ids in (("train", self.train, self.train_ids), ("test", self.test, self.test_ids)):
             if len(inputs) != len(targets) or (ids is not None and len(ids) != len(targets)):
                 raise ValueError(f"{self.name}: inputs, targets and ids of {part} differ in length")
+            if not isinstance(inputs, np.ndarray) or not isinstance(targets, np.ndarray) or targets.dtype != np.int64:
+                raise ValueError(f"{self.name}: inputs and targets of {part} are numpy arrays, the targets of int64")
         if not self.images and (self.norm != "none" or self.crop or self.flip or self.rotate):
-            raise ValueError(f"{self.name} is text: it cannot be normalised, cropped, flipped or rotated")
+            raise ValueError(
+                f"{self.name} has no images of bytes: it cannot be normalised, cropped, flipped or rotated"
+            )
+        if not self.images and not self._floats and self.train[0].ndim != 2:
+            raise ValueError(
+                f"{self.name}: inputs are images (uint8, N x C x H x W), token ids (N x length) or floats, got "
+                f"{self.train[0].dtype} of shape {self.train[0].shape}"
+            )
         transform = self.transform  # raises here rather than in the middle of a run
         if isinstance(transform, Transform) and len(transform.mean) not in (1, self.train[0].shape[1]):
             raise ValueError(
@@ -65,15 +77,19 @@ class Dataset:
 
     @property
     def images(self) -> bool:
-        """Whether the inputs are images rather than token ids."""
-        return self.train[0].ndim == 4
+        """Whether the inputs are images of bytes."""
+        return self.train[0].ndim == 4 and self.train[0].dtype == np.uint8
 
     @property
-    def transform(self) -> Transform | Tokens:
+    def transform(self) -> Transform | Tokens | AsStored:
         """What turns batches of this data set into what networks read."""
         if self.images:
             return transform(self.norm, crop=self.crop, flip=self.flip, rotate=self.rotate)
-        return Tokens()
+        return AsStored() if self._floats else Tokens()
+
+    @property
+    def _floats(self) -> bool:
+        return np.issubdtype(self.train[0].dtype, np.floating)
 
     def __str__(self) -> str:
         """One line: sizes, classes, owners."""

@@ -8,11 +8,10 @@ Flower starts a process for every message, so nothing is kept in memory that wou
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ import torch
 import fedfactor
 from fedfactor import cost
 from fedfactor.client import Setup, batches, work
-from fedfactor.data import Dataset, federated, load
+from fedfactor.data import federated, load
 from fedfactor.data.federated import SHARED
-from fedfactor.data.sources import names
 from fedfactor.federation import LONGEST_REASON
 from fedfactor.flower.adapter import Context, Message, RecordDict, pack, unpack
 from fedfactor.recipe import Recipe, parse, resolve
@@ -185,7 +183,7 @@ def _options(text: str) -> dict[str, Any]:
 
 def _own_data(recipe: Recipe, name: str, options: dict[str, Any], data_dir: str | None) -> tuple[FederatedData, Facts]:
     """Load a node's own data: all its training examples are one client's, whatever number that has."""
-    dataset = _loaded(name, options, data_dir)
+    dataset = load(name, data_dir=data_dir, **options)
     shared = {key: value for key, value in recipe.tables["partition"].items() if key in SHARED}
     whole = federated(dataset, "iid", clients=1, **{**shared, "take": 0})
 
@@ -198,19 +196,6 @@ def _own_data(recipe: Recipe, name: str, options: dict[str, Any], data_dir: str 
 
 
 MOST_CLIENTS = 1 << 31
-
-
-def _loaded(name: str, options: dict[str, Any], data_dir: str | None) -> Dataset:
-    module, colon, function = name.partition(":")
-    if not colon or module in names():  # such as leaf:femnist
-        return load(name, data_dir=data_dir, **options)
-    loader: Callable[..., Any] | None = getattr(importlib.import_module(module), function, None)
-    if not callable(loader):
-        raise NodeError(f"data = {name!r}: the module {module} has no function {function!r}")
-    found = loader(**options)
-    if not isinstance(found, Dataset):
-        raise NodeError(f"data = {name!r} should return a fedfactor.data.Dataset, got a {type(found).__name__}")
-    return found
 
 
 def state_folder() -> Path:

@@ -1,11 +1,13 @@
 """Data sets by name: a table that other packages can add to.
 
 A package registers its own with `source`, or names a plain loader in an entry point of the group `fedfactor.data`.
+`package.module:function` needs neither: see `Own`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -55,18 +57,47 @@ class Source:
     @property
     def options(self) -> dict[str, Any]:
         """The loader's options and their defaults."""
-        parameters = list(inspect.signature(self.loader).parameters.values())[self.arguments :]
-        return {p.name: None if p.default is p.empty else p.default for p in parameters if p.kind != p.VAR_KEYWORD}
+        return {p.name: None if p.default is p.empty else p.default for p in self._parameters}
 
     @property
-    def arguments(self) -> int:
-        """How many arguments of the loader are not options: the folder, and what follows a prefix."""
-        return 2 if self.prefix else 1
+    def required(self) -> list[str]:
+        """The options that have no default."""
+        return [p.name for p in self._parameters if p.default is p.empty]
 
     @property
     def takes_any(self) -> bool:
         """Whether the loader takes options that it does not name."""
         return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(self.loader).parameters.values())
+
+    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
+        """Call the loader; `name` is what the recipe says, with what follows a prefix."""
+        return self.loader(folder, *([_rest(self, name)] if self.prefix else []), **options)
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        found = [p for p in inspect.signature(self.loader).parameters.values() if p.kind not in STARRED]
+        return found[2 if self.prefix else 1 :]
+
+
+STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass(frozen=True)
+class Own(Source):
+    """A function that returns a `Dataset`: its parameters are the options, but for `folder`, the data folder."""
+
+    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
+        """Call the function and look at what it returns."""
+        given = {"folder": folder} if "folder" in inspect.signature(self.loader).parameters else {}
+        found = self.loader(**given, **options)
+        if not isinstance(found, Dataset):
+            raise ValueError(f"{name} should return a fedfactor.data.Dataset, got a {type(found).__name__}")
+        return found
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        found = inspect.signature(self.loader).parameters.values()
+        return [p for p in found if p.kind not in STARRED and p.name != "folder"]
 
 
 class MissingData(FileNotFoundError):
@@ -96,17 +127,22 @@ def names() -> list[str]:
 
 def info(name: str) -> Source:
     """Look a data set up; another package's is imported when it is first asked for."""
-    key, colon, _ = name.partition(":")
+    key, colon, function = name.partition(":")
     if name in _sources or name in _plugins() or not colon:
         key = name
     if key not in _sources and (plugin := _plugins().get(key)) is not None:
         loaded = plugin.load()
         if key not in _sources:
             source(key)(loaded)
-    if key not in _sources:
-        known = names()
-        raise ValueError(f"no data set is called {name!r}; {near(key, known)}there are {', '.join(known)}")
-    return _sources[key]
+    if key in _sources:
+        return _sources[key]
+    known, reason = names(), ""
+    if function:
+        try:
+            return Own(name, getattr(importlib.import_module(key), function))
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            reason = f", and it is no function of a module ({error})"
+    raise ValueError(f"no data set is called {name!r}{reason}; {near(key, known)}there are {', '.join(known)}")
 
 
 def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset:
@@ -120,11 +156,11 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
         if key not in legal and not found.takes_any:
             hint = near(key, legal)
             raise ValueError(f"{found.name} has no option {key!r}; {hint}it has {', '.join(legal) or 'none'}")
+    _check_complete(found, options)
     picture = {key: options.pop(key) for key in PICTURE if key in options}
     picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
     folder = data_folder(data_dir)
-    names = [_rest(found, name)] if found.prefix else []
-    loaded = dataclasses.replace(found.loader(folder, *names, **options), **picture)
+    loaded = dataclasses.replace(found.read(name, folder, options), **picture)
     if not len(loaded.train[1]):
         raise ValueError(f"{name} has no training examples: its files in {folder} are empty, or of another layout")
     return loaded
@@ -135,7 +171,14 @@ def resolved(name: str, **options: Any) -> dict[str, Any]:
     found = info(name)
     if found.prefix:
         _rest(found, name)
+    _check_complete(found, options)
     return {"name": name, **found.options, **PICTURE, **options}
+
+
+def _check_complete(found: Source, options: dict[str, Any]) -> None:
+    for key in found.required:
+        if key not in options:
+            raise ValueError(f"{found.name} needs {key}, which has no default")
 
 
 def _rest(found: Source, name: str) -> str:
