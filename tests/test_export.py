@@ -14,7 +14,9 @@ from safetensors.torch import load_model
 
 import fedfactor
 from fedfactor import models
-from fedfactor.export import FORMATS, ExportError, Safetensors, _source, export
+from fedfactor.export import FORMATS, ExportError, export
+from fedfactor.export.code import source
+from fedfactor.export.formats import Safetensors
 from fedfactor.nn.state import tensors_of
 from fedfactor.recipe import builder_of, override, resolve
 from fedfactor.run import run
@@ -217,7 +219,7 @@ def test_every_network_of_ours_can_be_written_as_code(name: str) -> None:
     builder = builder_of(name)
     plain = {"weight_norm": False} if name == "lstm_shakespeare" else {}
     arguments = ", ".join(f"{key}={value}" for key, value in plain.items())
-    text = _source(builder.__module__, f"{builder.__name__}({arguments})")
+    text = source(builder.__module__, f"{builder.__name__}({arguments})")
     scope: dict[str, Any] = {"__name__": "architecture"}
     exec(compile(text, name, "exec", dont_inherit=True), scope)
     with torch.device("meta"):

@@ -385,6 +385,11 @@ class Run:
     def task_without_data(self) -> Task:
         """Return the task with clients that can be counted, not asked."""
         facts = self.task
+        if "seen_shape" not in facts:
+            raise RunError(
+                f"{self.directory / 'task.json'} does not say what a model sees: an earlier version wrote it; with the "
+                "data at hand, result() needs no such word"
+            )
         example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
         return task_with(self.recipe, Absent(facts["clients"], example), facts)
 

@@ -1,0 +1,97 @@
+"""The card of a model: what it is, what it learnt from, how good it is and what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedfactor
+from fedfactor.export.formats import Format
+from fedfactor.export.taking import Taken
+from fedfactor.registry import entries
+
+
+def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
+    """Say what a model is, what it learnt from, how good it is and what it cost."""
+    run, result, facts = taken.run, taken.result, taken.facts
+    recipe, method = run.recipe, result.federation.setup.at(result.server.round).method
+    paper = entries("methods")[recipe.method.name].paper
+    totals = result.server.totals
+    whose = f"the model of client {taken.client}" if taken.client is not None else "the server's model"
+    settings = ", ".join(f"{key} = {value!r}" for key, value in recipe.tables["method"].items() if key != "name")
+    count = sum(tensor.numel() for tensor in taken.model.parameters())
+    measured = _journal(taken)
+    lines = [
+        f"# {path.name}",
+        "",
+        f"{whose[0].upper()}{whose[1:]} of the run `{recipe.tables['name']}` after {result.server.round} of "
+        f"{recipe.rounds.rounds} rounds" + (f", at capacity {taken.capacity:g}" if method.adapts else "") + ".",
+        "",
+        "```python",
+        snippet.rstrip(),
+        "```",
+        "",
+        f"Needs: `pip install {form.needs}`" + (f", and [{code.name}]({code.name}) beside it." if code else "."),
+        "",
+        "| | |",
+        "|---|---|",
+        f"| network | `{recipe.tables['model']['name']}`, {count:,} parameters, ordinary layers |",
+        f"| input | (batch, {', '.join(map(str, taken.batch.shape[1:]))}) of "
+        f"{str(taken.batch.dtype).removeprefix('torch.')}, made by `{facts['transform']}` from "
+        f"{facts['input_dtype']} as the data set has it |",
+        f"| output | {_output(facts)} |",
+        f"| data | `{recipe.tables['data']['name']}` over {facts['clients']} clients, partition "
+        f"`{recipe.tables['partition']['kind']}` |",
+        f"| method | `{recipe.method.name}`{f' ({paper})' if paper else ''}{f': {settings}' if settings else ''} |",
+        f"| optimizer, codec | `{recipe.optimizer.name}`, `{recipe.codec.name}` |",
+        f"| accuracy | {_accuracy(taken)} |",
+        *([f"| accuracy in the run | {measured} |"] if measured else []),
+        f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, all clients and rounds |",
+        f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |",
+        *([f"| norm statistics | {taken.norms} |"] if taken.norms else []),
+        f"| checked | on {taken.batch_of}: differs from the network as trained by {taken.difference:.1e} of the "
+        f"largest output, read back from the file by {apart:.1e} |",
+        f"| made by | fedfactor {fedfactor.__version__}, torch {torch.__version__} |",
+        "",
+        "The recipe, every default written out:",
+        "",
+        "```toml",
+        recipe.to_toml().rstrip(),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _output(facts: dict[str, Any]) -> str:
+    if facts["kind"] == "binary":
+        return "(batch, 1) logits; above 0 means yes"
+    names = [str(name) for name in facts["class_names"]]
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"(batch, {facts['classes']}) logits: {shown}".replace("|", "\\|").replace("\n", " ")
+
+
+def _accuracy(taken: Taken) -> str:
+    if not taken.scores:
+        return "not measured"
+    return f"{taken.scores['accuracy']:.4f} on {taken.scores['examples']:.0f} {taken.tested}"
+
+
+def _journal(taken: Taken) -> str:
+    """Return what the run itself measured last of this model."""
+    for event in reversed(taken.run.metrics):
+        key = f"{taken.capacity:g}"
+        if taken.client is None and key in event.get("global", {}):
+            return f"{event['global'][key]['accuracy']:.4f} in round {event['round']}, on the central test set"
+        for measured, when in OWN.items():
+            scores = event.get(measured, {})
+            if taken.client is not None and taken.client in scores.get("who", []):
+                own = scores["each"][scores["who"].index(taken.client)]
+                return f"{own:.4f} in round {event['round']}, {when}"
+    return ""
+
+
+OWN = {"all": "on its own test data", "selected_after": "on its own test data, right after it had trained"}
+"""Measurements of a client's own model."""

@@ -1,0 +1,149 @@
+"""Ways to write a model down, and to read it back."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.export.code import Code, as_module
+from fedfactor.export.taking import ExportError, Taken, answers
+from fedfactor.nn.state import fill, tensors_of
+from fedfactor.wire import Message, encode, read_weights
+
+
+class Format:
+    """A way to write a model down."""
+
+    needs: ClassVar[str]
+    """Packages that read it."""
+    needs_code: ClassVar[bool] = False
+    """Whether the network's code must lie beside it."""
+
+    def check(self) -> None:
+        """Raise a sentence if what writes this is not installed."""
+
+    def write(self, taken: Taken, path: Path) -> None:
+        """Write the model."""
+        raise NotImplementedError
+
+    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+        """Read the file and run what it holds on the batch."""
+        raise NotImplementedError
+
+    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+        """Return Python that reads and runs it."""
+        raise NotImplementedError
+
+
+class Safetensors(Format):
+    """Tensors only; the network's code lies beside them, or in the user's own package."""
+
+    needs = "torch safetensors"
+    needs_code = True
+
+    def write(self, taken: Taken, path: Path) -> None:
+        """Write the tensors, tied ones once."""
+        fields = {"run": taken.run.recipe.tables["name"], "round": taken.result.server.round}
+        path.write_bytes(encode(Message("model", fields, tensors_of(taken.model))))
+
+    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+        """Build the network by its code and fill it from the file."""
+        if code.reason:
+            raise ExportError(code.reason)
+        scope: dict[str, Any] = {"__name__": "architecture"}
+        exec(compile(code.text or code.line, "architecture", "exec", dont_inherit=True), scope)
+        model: nn.Module = eval(code.call, scope)
+        fill(model, read_weights(path))
+        return answers(model.eval(), taken.batch)
+
+    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+        """Build, fill, use."""
+        line = code.line or f"from {as_module(path.stem)}_architecture import build"
+        return (
+            f"import torch\nfrom safetensors.torch import load_model\n{line}\n\n"
+            f'model = {code.call}\nload_model(model, "{path.name}")\nlogits = model.eval()({_zeros(taken)})\n'
+        )
+
+
+class Pt2(Format):
+    """Tensors and graph, as `torch.export` writes them; the size of a batch is free."""
+
+    needs = "torch"
+
+    def write(self, taken: Taken, path: Path) -> None:
+        """Trace the model and write the graph."""
+        torch.export.save(traced(taken), path)
+
+    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+        """Read the graph and run it."""
+        return answers(torch.export.load(path).module(), taken.batch)
+
+    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+        """Load, use."""
+        return f'import torch\n\nmodel = torch.export.load("{path.name}").module()\nlogits = model({_zeros(taken)})\n'
+
+
+class Onnx(Format):
+    """Tensors and graph for ONNX runtimes; the size of a batch is free."""
+
+    needs = "onnxruntime"
+
+    def check(self) -> None:
+        """The exporter of torch and the runtime that checks its work are packages of their own."""
+        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ExportError(f".onnx needs {', '.join(missing)}: pip install 'fedfactor[onnx]'")
+
+    def write(self, taken: Taken, path: Path) -> None:
+        """Trace the model and write the graph, tensors inside."""
+        program, registry = traced(taken), logging.getLogger("torch.onnx._internal.exporter._registration")
+        with warnings.catch_warnings():
+            # Of torch's own code, which no reader of ours can change; and that torchvision is not there.
+            warnings.simplefilter("ignore", FutureWarning)
+            registry.disabled = True
+            torch.onnx.export(
+                program, f=path, input_names=["input"], output_names=["logits"], external_data=False, verbose=False
+            )
+            registry.disabled = False
+
+    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+        """Run the graph in a runtime that has no torch in it."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return torch.from_numpy(session.run(["logits"], {"input": taken.batch.numpy()})[0])
+
+    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+        """Load, use."""
+        shape = (1, *taken.batch.shape[1:])
+        kind = str(taken.batch.dtype).removeprefix("torch.")
+        return (
+            f'import numpy\nimport onnxruntime\n\nmodel = onnxruntime.InferenceSession("{path.name}")\n'
+            f'logits = model.run(["logits"], {{"input": numpy.zeros({shape}, "{kind}")}})[0]\n'
+        )
+
+
+FORMATS: dict[str, type[Format]] = {".safetensors": Safetensors, ".pt2": Pt2, ".onnx": Onnx}
+
+
+def traced(taken: Taken) -> torch.export.ExportedProgram:
+    """Trace a model for batches of any size."""
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                taken.model, (taken.batch,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},), strict=False
+            )
+    except Exception as error:  # torch raises many kinds here
+        reason = str(error).strip().partition("\n")[0]
+        raise ExportError(f"torch.export cannot trace this model ({reason}); .safetensors needs no graph") from error
+
+
+def _zeros(taken: Taken) -> str:
+    kind = "" if taken.batch.dtype == torch.float32 else f", dtype={taken.batch.dtype}"
+    return f"torch.zeros({', '.join(map(str, (1, *taken.batch.shape[1:])))}{kind})"

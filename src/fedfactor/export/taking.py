@@ -1,0 +1,225 @@
+"""A run's model as a plain network, compared with the network as it was trained."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.client import kept_of
+from fedfactor.federation import Federation, Server
+from fedfactor.methods.base import Participant
+from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
+from fedfactor.nn.state import tensors_of
+from fedfactor.plan import Tensors
+from fedfactor.rng import numpy_rng
+from fedfactor.run import Facts, Run, task_of
+from fedfactor.simulation import Result
+from fedfactor.store import HeldTensors
+from fedfactor.task import Examples, Task, like
+
+CHECKED = 64
+"""Examples of the batch on which models are compared."""
+APART = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest difference of two outputs, as a share of the largest output: sums in another order differ by less."""
+FROZEN_ON = 10_000
+"""Most training examples on which norm statistics are estimated, in batches of `FROZEN_BATCH`."""
+FROZEN_BATCH = 500
+"""As many as scores are measured on at once."""
+
+
+class ExportError(RuntimeError):
+    """A model that cannot be taken out of a run as asked."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A plain model and what is known of it."""
+
+    model: nn.Module
+    run: Run
+    facts: Facts
+    """What is known of the task."""
+    result: Result
+    capacity: float
+    client: int | None
+    batch: Tensor
+    """Inputs to compare on."""
+    batch_of: str
+    """What they are, in words."""
+    norms: str
+    """What the norm statistics are, in words; empty without batch norms."""
+    difference: float
+    scores: dict[str, float]
+    """Measured on `tested`."""
+    tested: str
+
+
+def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | str | None, with_data: bool) -> Taken:
+    """Compose a run's model and compare it with the network as trained."""
+    if not run.recipe.method.plain:
+        raise ExportError(
+            f"{run.recipe.method.name}'s weights depend on the batch: the answer to an input changes with those beside "
+            "it, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
+        )
+    clients = run.task["clients"]
+    if client is not None and not 0 <= client < clients:
+        raise ExportError(f"there is no client {client}: the run has {clients}, counted from 0")
+    task, facts = task_of(run.recipe, data_dir) if with_data else (run.task_without_data(), run.task)
+    result = run.rebuilt(task)
+    federation, server = result.federation, result.server
+    level = _level(federation, server, capacity, client)
+    who = Participant(-1 if client is None else client, level, server.round)
+    batch, batch_of = _batch(federation.setup.task, client, with_data)
+    _check_norms(run, federation, server, level, with_data)
+    plain = result.model_at(level) if client is None else result.client_model(client)
+    plain = copy.deepcopy(plain).eval()  # the federation fills its networks again and again
+    trained = _as_trained(federation, server, who).eval()
+    batch = like(batch, next(iter(plain.parameters()), torch.zeros(())))
+    apart = difference(answers(plain, batch), answers(trained, batch))
+    if apart > limit(plain):
+        raise ExportError(
+            f"the composed model differs from the trained one by {apart:.1e} of its largest output: nothing was written"
+        )
+    if next((p.dtype for p in plain.parameters()), None) == torch.bfloat16:
+        plain, batch = plain.float(), batch.float()  # exact, and read everywhere
+    norms = _frozen(plain, federation, client, calibrated=run.recipe.method.calibrates)
+    scores, tested = _scores(federation.setup.task, plain, client) if with_data else ({}, "")
+    return Taken(plain, run, facts, result, level, client, batch, batch_of, norms, apart, scores, tested)
+
+
+def _level(federation: Federation, server: Server, capacity: float | None, client: int | None) -> float:
+    """Return the capacity of the model that is asked for, or say why there is none."""
+    setup, levels = federation.setup.at(server.round), federation.capacities.levels
+    method = setup.method
+    if client is not None:
+        own = federation.participant(client, server.round).capacity
+        if capacity not in (None, own):
+            raise ExportError(f"client {client} has capacity {own:g}; leave --capacity out, or --client")
+        return own
+    if not method.has_global_model(setup.network(levels[0])):
+        why = "every client has its own" if method.space == "personal" else "a part of every model is private"
+        raise ExportError(
+            f"{method.name} has no server's model: {why}; choose a client with --client 0 to "
+            f"{federation.population - 1}"
+        )
+    served = method.served(levels)
+    if capacity is not None and capacity not in served:
+        known = ", ".join(f"{level:g}" for level in served)
+        same = "" if method.adapts else f" ({method.name} has one network, whatever the capacity)"
+        raise ExportError(f"capacity {capacity:g} was not trained; there is {known}{same}")
+    return served[0] if capacity is None else capacity
+
+
+def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.Module:
+    """Fill the network that a client trains as the client does, but for what a codec rounds."""
+    setup, store = federation.setup.at(server.round), federation.store
+    method, network = setup.method, copy.deepcopy(setup.network(who.capacity))
+    view = method.prepare(server.tensors, {who.capacity: network})
+    plan = method.plan(view, who, network, None)
+    down = method.download(view, who, plan, HeldTensors(store, "server"), network)
+    kept: Tensors
+    if who.client < 0:
+        # The server's model has no client's part: what is added to its own is nothing.
+        kept = {name: torch.zeros_like(tensors_of(network)[name]) for name in method.private_names(network)}
+    else:
+        state = kept_of(federation.setup, store.read("client", who.client), server.round)
+        kept = state.get("kept") or setup.kept(who.capacity)
+    method.use(network, down, kept)
+    return with_statistics(network, server.statistics[who.capacity]) if method.calibrates else network
+
+
+def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str]:
+    """Return inputs to compare models on, and what they are."""
+    data = task.data
+    if not with_data:
+        example, rng = data.example, torch.Generator().manual_seed(0)
+        shape = (CHECKED, *example.shape)
+        if example.is_floating_point():
+            return torch.randn(shape, generator=rng, dtype=example.dtype), "random inputs, for want of the data"
+        return torch.randint(2, shape, generator=rng, dtype=example.dtype), "random tokens, for want of the data"
+    examples, what = _tests(task, client)
+    if examples is None:
+        examples, what = data.of(client or 0), f"training examples of client {client or 0}"
+    inputs = examples[0][:CHECKED]
+    return data.transform.test(inputs), f"{len(inputs)} of the {what}"
+
+
+def _tests(task: Task, client: int | None) -> tuple[Examples | None, str]:
+    if client is None:
+        return task.data.central, "central test examples"
+    return task.data.own_test(client), f"test examples of client {client}"
+
+
+def _scores(task: Task, model: nn.Module, client: int | None) -> tuple[dict[str, float], str]:
+    examples, what = _tests(task, client)
+    return ({}, "") if examples is None else (task.evaluate(model, examples), what)
+
+
+def answers(model: nn.Module, batch: Tensor) -> Tensor:
+    """Run a model on a batch."""
+    with torch.no_grad():
+        found: Tensor = model(batch)
+    return found
+
+
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two outputs as a share of the largest output."""
+    if ours.shape != theirs.shape:
+        raise ExportError(f"the outputs have shapes {list(ours.shape)} and {list(theirs.shape)}")
+    scale = float(theirs.double().abs().max())
+    return float((ours.double() - theirs.double()).abs().max()) / max(scale, torch.finfo(torch.float32).tiny)
+
+
+def limit(model: nn.Module) -> float:
+    """Return the largest difference that two ways of computing a model's answers may have."""
+    return APART[next((p.dtype for p in model.parameters()), torch.float32)]
+
+
+# Norms that normalise by their batch: what is written must not depend on its neighbours.
+
+
+def _loose(model: nn.Module) -> list[str]:
+    """Return the batch norms without statistics of their own."""
+    return [name for name, norm in batch_norms(model).items() if norm.running_mean is None]
+
+
+def _check_norms(run: Run, federation: Federation, server: Server, level: float, with_data: bool) -> None:
+    setup = federation.setup.at(server.round)
+    loose = _loose(setup.network(level))
+    if with_data or not loose or (setup.method.calibrates and level in server.statistics):
+        return
+    raise ExportError(
+        f"{loose[0]} and the other batch norms of {run.directory} keep no statistics; they are estimated on training "
+        "data, which is needed for it"
+    )
+
+
+def _frozen(model: nn.Module, federation: Federation, client: int | None, *, calibrated: bool) -> str:
+    """Give batch norms that have none fixed statistics, of training data; say what the statistics are."""
+    if not batch_norms(model):
+        return ""
+    if calibrated:
+        return "estimated on all clients' training data after training, and frozen"
+    if not _loose(model):
+        return "gathered while training, and averaged like weights where they are shared"
+    setup, data = federation.setup, federation.setup.task.data
+    if client is not None:
+        rows = data.train_of[client]
+    else:
+        rows = torch.cat([data.train_of[one] for one in federation.rounds.measured(setup.training.seed, data.clients)])
+    # Mixed, since that is what the model will meet.
+    order = numpy_rng(setup.training.seed, "frozen norms").permutation(len(rows))[:FROZEN_ON]
+    rows, first = rows[torch.from_numpy(order)], next(iter(model.parameters()))
+    with torch.no_grad(), watched_norms(model) as statistics:
+        for part in torch.split(rows, FROZEN_BATCH):
+            model(like(data.transform.test(data.train[0][part]), first))
+    with_statistics(model, statistics())
+    whose = "of all clients" if client is None else f"of client {client}"
+    return (
+        f"estimated on {len(rows):,} training examples {whose} and frozen; while training every batch had its own, and "
+        "scores of the run were measured so"
+    )
