@@ -14,13 +14,11 @@ import pytest
 from torch import nn
 
 from fedfactor.advise import (
-    WORDS,
     Device,
     Gauge,
     Plan,
     PlanError,
     Request,
-    _needs,
     as_dict,
     link,
     plan,
@@ -28,6 +26,8 @@ from fedfactor.advise import (
     sentence,
     to_recipe,
 )
+from fedfactor.advise.devices import WORDS
+from fedfactor.advise.fitting import needs_of
 from fedfactor.recipe import override, resolve
 from fedfactor.registry import create
 from fedfactor.run import run
@@ -81,7 +81,7 @@ def test_memory_by_hand() -> None:
 def test_seconds_and_joules_by_hand() -> None:
     request = asked("a: 1 GMAC/s", mbps=8.0, joules_per_mb=2.0, joules_per_gmac=3.0, examples=100)
     size = Gauge(request).size(create("methods", "fedavg"), 1.0)
-    found = _needs(request.devices[0], size, request)
+    found = needs_of(request.devices[0], size, request)
     work = 3 * size.macs * 100 * 2  # forward and backward, examples, epochs
     assert found["seconds"] == pytest.approx((size.up + size.down) / 2**20 + work / 1e9)
     assert found["joules"] == pytest.approx(2 * (size.up + size.down) / 1e6 + 3 * work / 1e9)
@@ -111,13 +111,13 @@ def test_every_limit_is_kept_and_the_next_larger_size_breaks_one() -> None:
     assert "fedavg" in found.misfits and "phone has 100 kB" in found.misfits["fedavg"]
     for fit in found.fits:
         for device, row in zip(found.request.devices, fit.rows, strict=True):
-            needs = _needs(device, row.size, found.request)
+            needs = needs_of(device, row.size, found.request)
             assert all(needs[key] <= getattr(device, key) for key in WORDS if getattr(device, key) is not None)
     heterofl = next(fit for fit in found.fits if fit.method.name == "heterofl")
     phone, gateway = heterofl.rows
     ladder = found.request.capacities
     larger = found.gauge.size(found.gauge.ready(heterofl.method, [1.0]), ladder[ladder.index(phone.capacity) - 1])
-    broken = _needs(found.request.devices[0], larger, found.request)
+    broken = needs_of(found.request.devices[0], larger, found.request)
     assert phone.stopped_by and all(broken[key] > getattr(found.request.devices[0], key) for key in phone.stopped_by)
     assert gateway.capacity == 1.0 and gateway.stopped_by == ()
     assert gateway.bytes_ratio == pytest.approx(1, abs=0.01) and phone.bytes_ratio > 2

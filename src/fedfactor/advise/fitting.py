@@ -1,0 +1,222 @@
+"""The largest networks of every method that fit every device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfactor import cost
+from fedfactor.advise.devices import WORDS, Device, PlanError, quantity
+from fedfactor.advise.gauge import Gauge, Size
+from fedfactor.advise.request import Request
+from fedfactor.methods.base import Method
+from fedfactor.registry import create, entries
+
+TRAINING = 3
+"""Operations of a training step as a multiple of its forward pass: the backward pass has two products for each."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on a device."""
+
+    method: str
+    device: str
+    capacity: float
+    settings: dict[str, Any]
+    """Those that are not the method's defaults."""
+    size: Size
+    seconds: float | None
+    """Of a round, as far as they are known: on the link, and computing."""
+    joules: float | None
+    bytes_ratio: float
+    """Bytes of dense FedAvg over these."""
+    macs_ratio: float
+    """Operations as a share of dense FedAvg's."""
+    stopped_by: tuple[str, ...]
+    """Limits that the next larger size would break; empty where there is none."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A method that fits every device."""
+
+    method: Method
+    rows: tuple[Row, ...]
+    """One a device, in their order."""
+    personal: bool
+    """Whether there is no model without a client's part."""
+    share: float
+    """Of dense FedAvg's operations, over all clients; at most 1 each."""
+
+
+@dataclass
+class Plan:
+    """The answer: what fits, what does not and why, and the choice."""
+
+    request: Request
+    gauge: Gauge
+    dense: Size
+    """Of FedAvg with the full model."""
+    fits: list[Fit] = field(default_factory=list)
+    """Those that fit every device; the choice first."""
+    misfits: dict[str, str] = field(default_factory=dict)
+    """Why the other methods do not."""
+
+    @property
+    def choice(self) -> Fit | None:
+        """The method to take, of the kind that was asked for."""
+        return next((fit for fit in self.fits if fit.personal == self.request.personal), None)
+
+
+def plan(request: Request) -> Plan:
+    """Find the largest network of every method that fits every device."""
+    gauge, known = Gauge(request), entries("methods")
+    wanted = request.methods or tuple(known)
+    for name in wanted:
+        create("methods", name)  # says what there is
+    fedavg = gauge.ready(create("methods", "fedavg"), [1.0])
+    try:
+        dense = gauge.size(fedavg, 1.0)
+    except Exception as error:
+        shape = " x ".join(map(str, request.shape))
+        raise PlanError(f"the model cannot take inputs of {shape}: {error}") from error
+    found = Plan(request, gauge, dense)
+    for name in wanted:
+        try:
+            fit = _fit(name, request, gauge, dense)
+        except ValueError as error:  # the method's own word on why it makes no sense here
+            found.misfits[name] = str(error)
+            continue
+        if isinstance(fit, Fit):
+            found.fits.append(fit)
+        else:
+            found.misfits[name] = fit
+    found.fits.sort(key=lambda fit: _merit(fit, request), reverse=True)
+    return found
+
+
+def _merit(fit: Fit, request: Request) -> tuple[Any, ...]:
+    """Order what fits: the kind that is wanted, most of the dense model's operations, then the fewest bytes.
+
+    Devices that can afford it should compute the full model; where everybody can, plain FedAvg is enough.
+    """
+    sent = sum(share * (row.size.up + row.size.down) for share, row in zip(request.shares, fit.rows, strict=True))
+    return fit.personal == request.personal, round(fit.share, 3), fit.method.name == "fedavg", -sent
+
+
+def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
+    """Return a method's largest networks that fit, or why there are none."""
+    method: Method = create("methods", name)
+    broken: tuple[str, ...] = ()
+    last = ""
+    for settings in _settings(name):
+        method = create("methods", name, **settings)
+        chosen, stopped, last = _sizes(method, request, gauge)
+        if chosen:
+            rows = tuple(
+                _row(name, settings, device, level, size, request, dense, stop or broken)
+                for device, (level, size), stop in zip(request.devices, chosen, stopped, strict=True)
+            )
+            shares = (share * min(1.0, row.macs_ratio) for share, row in zip(request.shares, rows, strict=True))
+            ready = gauge.ready(method, [level for level, _ in chosen])
+            network, _ = gauge.measured(ready, chosen[0][0])
+            return Fit(method, rows, not ready.has_global_model(network), sum(shares))
+        broken = tuple(dict.fromkeys(word for words in stopped for word in words))
+    return last
+
+
+def _settings(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the settings of a method to try, the largest networks first; fields say which of theirs (`tries`)."""
+    fields = dataclasses.fields(entries("methods")[name].cls)
+    tried = {f.name: f.metadata["tries"] for f in fields if "tries" in f.metadata}
+    for values in itertools.product(*tried.values()):
+        yield dict(zip(tried, values, strict=True))
+
+
+def _sizes(
+    method: Method, request: Request, gauge: Gauge
+) -> tuple[list[tuple[float, Size]], list[tuple[str, ...]], str]:
+    """Step every device down until all fit; networks of one capacity may depend on which others there are.
+
+    Returns capacity and size by device (nothing: it does not fit), the limits that stopped the next larger one, and
+    a sentence on what does not fit.
+    """
+    ladder = sorted(request.capacities, reverse=True) if method.adapts else [1.0]
+    steps = [0] * len(request.devices)
+    stopped: list[tuple[str, ...]] = [() for _ in request.devices]
+    refused: ValueError | None = None
+    while True:
+        if max(steps) >= len(ladder):  # none of the sizes that are left can be built
+            assert refused is not None
+            raise refused
+        levels = [ladder[step] for step in steps]
+        try:
+            ready = gauge.ready(method, sorted(set(levels), reverse=True))
+            sizes = [gauge.size(ready, level) for level in levels]
+        except ValueError as error:
+            # A method may have no network of a size: all its layers would be larger as factors.
+            refused = refused or error
+            place = ladder.index(max(levels, key=lambda level: (level < 1.0, level)))
+            del ladder[place]
+            steps = [step - (step > place) for step in steps]
+            continue
+        over = [_over(device, size, request) for device, size in zip(request.devices, sizes, strict=True)]
+        if not any(over):
+            return list(zip(levels, sizes, strict=True)), stopped, ""
+        stopped = [tuple(found) or before for found, before in zip(over, stopped, strict=True)]
+        for device, step, found in zip(request.devices, steps, over, strict=True):
+            if found and step + 1 == len(ladder):
+                words = [
+                    f"{quantity(key, value)} {WORDS[key]}, {device.name} has {quantity(key, getattr(device, key))}"
+                    for key, value in found.items()
+                ]
+                return [], stopped, f"needs {'; '.join(words)}"
+        steps = [step + bool(found) for step, found in zip(steps, over, strict=True)]
+
+
+def _over(device: Device, size: Size, request: Request) -> dict[str, float]:
+    """Return the limits of a device that a network breaks, and what it needs."""
+    found = needs_of(device, size, request)
+    limits = {key: getattr(device, key) for key in WORDS}
+    return {
+        key: value
+        for key, value in found.items()
+        if value is not None and limits[key] is not None and value > limits[key]
+    }
+
+
+def needs_of(device: Device, size: Size, request: Request) -> dict[str, float | None]:
+    """Return what a network needs of a device in a round; `None` is not known."""
+    work = TRAINING * size.macs * request.examples * request.resolved.training.epochs
+    mbps = device.mbps or request.mbps
+    seconds = cost.link_seconds(size.down + size.up, mbps, transfers=1) if mbps else None
+    if device.speed:
+        seconds = (seconds or 0.0) + work / device.speed
+    joules = None
+    if request.joules_per_mb is not None or request.joules_per_gmac is not None:
+        joules = (request.joules_per_mb or 0.0) * (size.down + size.up) / 1e6
+        joules += (request.joules_per_gmac or 0.0) * work / 1e9
+    return {
+        "up": size.up, "down": size.down, "memory": size.memory, "macs": size.macs, "seconds": seconds,
+        "joules": joules,
+    }  # fmt: skip
+
+
+def _row(
+    name: str, settings: dict[str, Any], device: Device, level: float, size: Size, request: Request, dense: Size,
+    stopped: tuple[str, ...],
+) -> Row:  # fmt: skip
+    needs = needs_of(device, size, request)
+    ratio = (dense.down + dense.up) / (size.down + size.up)
+    return Row(
+        name, device.name, level, settings, size, needs["seconds"], needs["joules"], ratio, size.macs / dense.macs,
+        stopped,
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""What a client's network is and what it sends: built through the method's own hooks, counted and encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfactor import cost
+from fedfactor.advise.request import Request
+from fedfactor.client import code_down, code_up
+from fedfactor.methods.base import Method
+from fedfactor.nn.state import tensors_of
+from fedfactor.plan import Tensors
+from fedfactor.rng import torch_rng
+from fedfactor.run import Absent, model_factory
+from fedfactor.task import Task, like
+from fedfactor.wire import Message, encode
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a client's network is and what it sends; the same on every device."""
+
+    parameters: int
+    macs: float
+    """Of an example's forward pass in training, composing included."""
+    activations: int
+    """Bytes that the forward pass of a batch leaves for the backward pass."""
+    memory: int
+    """Those, weights, gradients, momentum and buffers."""
+    down: int
+    """Bytes of a round's message to the client."""
+    up: int
+    """Bytes of its reply."""
+
+
+class Gauge:
+    """Measures the networks that clients of a method would train, each once."""
+
+    def __init__(self, request: Request) -> None:
+        known = request.resolved
+        self.training, self.codec = known.training, known.codec
+        size = (self.training.batch, *request.shape)
+        home = torch.empty(0, dtype=self.training.torch_dtype)
+        self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
+        table = known.tables["model"]
+        self.task = Task(model_factory(table, request.classes), Absent(1, self.batch[0]))
+        self._sizes: dict[tuple[str, float], Size] = {}
+        self._costs: dict[tuple[str, float], tuple[nn.Module, cost.Cost]] = {}
+
+    def build(self, width: float = 1.0) -> nn.Module:
+        """Build the model without numbers."""
+        try:
+            with torch.device("meta"):
+                return self.task.build(width)
+        except (NotImplementedError, RuntimeError):  # a model that computes with its first values
+            return self.task.build(width).to("meta")
+
+    def ready(self, method: Method, levels: Sequence[float]) -> Method:
+        """Return a method as it is for these capacities and inputs, in its first round; it may refuse."""
+        fitted = method.fitted(sorted(levels, reverse=True)).sized(self.batch[0])
+        fitted.phases(self.training.epochs)
+        return fitted.at(0)
+
+    def size(self, method: Method, capacity: float) -> Size:
+        """Measure the network of a capacity, and its messages."""
+        key = repr(method), capacity
+        if key not in self._sizes:
+            network, counted = self.measured(method, capacity)
+            method.check(self.task, network)
+            macs = sum(
+                times * self.measured(method, level)[1].macs / len(self.batch)
+                for level, times in method.passes(capacity).items()
+            )
+            held = sum(t.nbytes for t in [*network.parameters(), *network.buffers()])
+            trained = sum(p.nbytes for p in network.parameters() if p.requires_grad)
+            memory = held + (2 if self.training.momentum else 1) * trained + counted.activation_bytes
+            down, up = self._messages(method, network, capacity)
+            self._sizes[key] = Size(counted.parameters, macs, counted.activation_bytes, memory, down, up)
+        return self._sizes[key]
+
+    def measured(self, method: Method, capacity: float) -> tuple[nn.Module, cost.Cost]:
+        """Return the network of a capacity, and what a training batch costs it."""
+        key = repr(method), capacity
+        if key not in self._costs:
+            network = method.network(self.build, capacity).to(self.training.torch_dtype).train()
+            self._costs[key] = network, cost.measure(network, self.batch)
+        return self._costs[key]
+
+    def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:
+        """Encode a job and its reply as a round does, of zeros, and return their lengths."""
+        shapes, shared = tensors_of(network), method.shared_names(network)
+        tensors: Tensors = {name: torch.zeros(shapes[name].shape, dtype=shapes[name].dtype) for name in shared}
+        trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+        job = {"client": 0, "round": 0, "capacity": capacity, "lr": self.training.lr, "test": False}
+        coded_down = code_down(self.codec, trained, tensors)
+        rng = torch_rng(0, "plan")
+        coded_up, _ = code_up(self.codec, trained, tensors, tensors, {}, rng)
+        reply = {"client": 0, "round": 0, "capacity": capacity, "samples": 1000, "loss": 1 / 3, "steps": 10}
+        return _length("train", job, coded_down), _length("trained", reply, coded_up)
+
+
+def _length(kind: str, fields: dict[str, Any], tensors: Tensors) -> int:
+    return len(encode(Message(kind, fields, {f"model/{name}": tensor for name, tensor in tensors.items()})))

@@ -1,0 +1,119 @@
+"""What is asked: a model, its input, the devices, and what a round is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedfactor import models, recipe
+from fedfactor.advise.devices import EXAMPLE, Device, PlanError
+
+CAPACITIES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
+"""Shares of the full model to try, where a method has networks of several sizes."""
+CLIENTS, COHORT, EXAMPLES = 100, 0.1, 500
+"""What a recipe that is written gets, and how much a client has to train on, where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: a model, its input, the devices, and what a round is."""
+
+    tables: recipe.Table
+    """A recipe; its data and method are not looked at."""
+    devices: tuple[Device, ...]
+    shape: tuple[int, ...]
+    tokens: int = 0
+    """Number of legal ids, where inputs are token ids."""
+    classes: int = 10
+    mbps: float | None = None
+    examples: int = EXAMPLES
+    joules_per_mb: float | None = None
+    joules_per_gmac: float | None = None
+    capacities: tuple[float, ...] = CAPACITIES
+    personal: bool = False
+    """Whether a model of each client's own is wanted."""
+    methods: tuple[str, ...] = ()
+    """Empty: all."""
+    data: str | None = None
+    """Name of the data set, for a recipe."""
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise PlanError(f"there is no device to plan for; give one, such as {EXAMPLE!r}")
+        known = [device.name for device in self.devices]
+        if len(set(known)) != len(known):
+            raise PlanError(f"devices need names of their own, got {', '.join(known)}")
+        _ = self.shares  # says what is wrong with them
+        if not self.shape or min(self.shape) < 1:
+            raise PlanError(f"an input has a shape such as 3x32x32, got {self.shape}")
+        if not self.capacities or not all(0 < level <= 1 for level in self.capacities):
+            raise PlanError(f"capacities lie in (0, 1], got {list(self.capacities)}")
+        for device in self.devices:
+            if device.seconds is not None and (device.mbps or self.mbps) is None:
+                raise PlanError(f"{device.name} limits the seconds of a round, which need a link: --link 2Mbps")
+            if device.joules is not None and (self.joules_per_mb is None or self.joules_per_gmac is None):
+                raise PlanError(f"{device.name} limits energy: say what a MB and a GMAC cost (--joules-per-mb, ...)")
+
+    @cached_property
+    def resolved(self) -> recipe.Recipe:
+        """Settings of the training, of the codec and of the model, checked."""
+        return recipe.resolve(self.tables, "plan")
+
+    @property
+    def shares(self) -> list[float]:
+        """Share of the clients by device; what is not given is divided evenly."""
+        given = [device.share for device in self.devices]
+        rest, open_ = 1.0 - sum(share or 0.0 for share in given), given.count(None)
+        if rest < -1e-9 or (not open_ and abs(rest) > 1e-9):
+            raise PlanError(f"the devices' shares of the clients add up to {100 * (1 - rest):g} %, not 100 %")
+        if open_ and rest < 1e-9:
+            raise PlanError("the devices' shares leave no clients for those without a share")
+        return [rest / open_ if share is None else share for share in given]
+
+
+KNOWN_DATA = {
+    ("1x8x8", 10): "digits", ("1x28x28", 10): "mnist", ("1x28x28", 62): "femnist", ("3x32x32", 10): "cifar10",
+    ("3x32x32", 100): "cifar100",
+}  # fmt: skip
+"""Data sets of inputs and classes like these."""
+
+
+def request_of(
+    model: str,
+    shape: str | None,
+    classes: int | None,
+    devices: Sequence[str],
+    *,
+    data: str | None = None,
+    tokens: int = 0,
+    rounds: int | None = None,
+    settings: Sequence[str] = (),
+    **options: Any,
+) -> Request:
+    """Make a request of what the command line says; what a registered model knows of itself need not be said."""
+    known = models.info(model) if ":" not in model else None
+    if shape is None and (known is None or known.input_shape is None):
+        raise PlanError("say what an input looks like: --input 3x32x32, or --input 64 --tokens 10000 for texts")
+    sizes = _sides(shape) if shape is not None else tuple(known.input_shape or ()) if known else ()
+    if known is not None and not known.input_dtype.is_floating_point:
+        tokens = tokens or known.tokens
+    wanted = data or KNOWN_DATA.get(("x".join(map(str, sizes)), classes or 10))
+    tables: recipe.Table = {
+        "name": "plan",
+        "data": {"name": wanted or "digits"},  # where nobody knows, any: a plan does not look at it
+        "partition": {"kind": "iid", "clients": CLIENTS},
+        "model": {"name": model},
+        "train": {"cohort": COHORT} | ({} if rounds is None else {"rounds": rounds}),
+    }
+    tables = recipe.override(tables, list(settings))
+    parsed = tuple(Device.parse(text) for text in devices)
+    return Request(tables, parsed, sizes, tokens, classes or 10, data=wanted, **options)
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
+        raise PlanError(f"an input has a shape such as 3x32x32, got {text!r}")
+    return tuple(int(side) for side in text.split("x"))

@@ -1,0 +1,184 @@
+"""A plan in words: tables for a terminal, plain data, the choice in a sentence, a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tomli_w
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fedfactor import recipe
+from fedfactor.advise.devices import WORDS, Device, PlanError, amount, quantity
+from fedfactor.advise.fitting import Fit, Plan, Row
+from fedfactor.words import SPARE, plain
+
+
+def sentence(found: Plan) -> str:
+    """Explain the choice in one sentence."""
+    request, fit = found.request, found.choice
+    kind = "personal models" if request.personal else "a model of the server's own"
+    if fit is None:
+        return (
+            f"No method that gives {kind} fits every device: raise a limit, try a smaller batch (--set train.batch=8) "
+            "or smaller capacities (--capacities), or take a smaller model."
+        )
+    sizes = ", ".join(dict.fromkeys(_what(fit, row) for row in fit.rows))
+    rivals = sum(other.personal == fit.personal for other in found.fits) - 1
+    if fit.method.name == "fedavg":
+        return "Take fedavg: every device can carry the whole dense model, so nothing has to be made smaller."
+    among = f"of the {rivals + 1} methods that give {kind} and fit every device" if rivals else "it alone fits"
+    stopped = dict.fromkeys(word for row in fit.rows for word in row.stopped_by)
+    bound = f"; what keeps it from more is {' and '.join(NAMES[word] for word in stopped)}" if stopped else ""
+    saved = min(row.bytes_ratio for row in fit.rows), max(row.bytes_ratio for row in fit.rows)
+    times = f"{saved[0]:.3g}" if f"{saved[0]:.3g}" == f"{saved[1]:.3g}" else f"{saved[0]:.3g} to {saved[1]:.3g}"
+    return (
+        f"Take {fit.method.name} ({sizes}): {among}, its clients compute the largest share of the dense model "
+        f"({100 * fit.share:.3g} % on average), at {times} times fewer bytes than dense FedAvg{bound}."
+    )
+
+
+NAMES = {
+    "up": "the upload", "down": "the download", "memory": "memory", "macs": "computing", "seconds": "time",
+    "joules": "energy",
+}  # fmt: skip
+
+
+def _what(fit: Fit, row: Row) -> str:
+    return f"{row.device} at {row.capacity:g}" if fit.method.adapts else _setting(row) or "the same everywhere"
+
+
+def _setting(row: Row) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in row.settings.items())
+
+
+def render(found: Plan, rounds: int | None = None) -> RenderableType:
+    """Lay a plan out: a table a device, what does not fit, the choice."""
+    request, parts = found.request, list[RenderableType]()
+    training = request.resolved.training
+    dense = found.dense
+    parts.append(
+        Text(
+            f"{request.tables['model']['name']}, inputs of {' x '.join(map(str, request.shape))}, dense: "
+            f"{dense.parameters:,} parameters, {quantity('macs', dense.macs)} an example, "
+            f"{quantity('memory', dense.memory)} to train a batch of {training.batch} "
+            f"({quantity('memory', dense.activations)} of them activations), {quantity('up', dense.up)} up and "
+            f"{quantity('down', dense.down)} down a round."
+        )
+    )
+    columns = _columns(found, rounds)
+    for place, device in enumerate(request.devices):
+        table = Table(title=escape(_described(device)), **SPARE)
+        for name in columns:
+            words = name in ("method", "size", "limit")
+            table.add_column(name, justify="left" if words else "right", no_wrap=name != "limit", min_width=5)
+        for fit in found.fits:
+            table.add_row(*(cell(fit, fit.rows[place]) for cell in columns.values()))
+        parts += [Text(), table]
+    if found.misfits:
+        parts += [Text(), _misfits(found.misfits)]
+    kept = "weights, gradients, momentum" if training.momentum else "weights, gradients"
+    notes = [
+        f"MB to train: {kept} and activations of a batch of {training.batch}. Fewer bytes, % of MACs: against dense "
+        "FedAvg. Limit: what keeps a device from the next larger size. "
+    ]
+    if any(fit.personal for fit in found.fits):
+        notes.append("*: models of the clients' own. ")
+    if any(row.seconds is None for fit in found.fits for row in fit.rows):
+        notes.append("Seconds need a link (--link 2Mbps). ")
+    elif not all(device.speed for device in request.devices):
+        notes.append("Seconds are those of the link; with a device's speed (5 GMAC/s) those of computing are added. ")
+    if request.joules_per_mb is None and request.joules_per_gmac is None:
+        notes.append("Energy needs what a MB and a GMAC cost on your devices (--joules-per-mb, --joules-per-gmac). ")
+    notes.append("What fits is not what learns best: fedfactor compare finds out.")
+    parts += [Text(), Text("".join(notes), style="dim"), Text(), Text(sentence(found), style="bold")]
+    return Group(*parts)
+
+
+def _columns(found: Plan, rounds: int | None) -> dict[str, Callable[[Fit, Row], str]]:
+    """Return the columns by their heads; what nobody can know is left out."""
+    rows = [row for fit in found.fits for row in fit.rows]
+    columns: dict[str, Callable[[Fit, Row], str]] = {
+        "method": lambda fit, row: fit.method.name + ("*" if fit.personal else ""),
+        "size": lambda fit, row: f"{row.capacity:g}" if fit.method.adapts else _setting(row),
+        "para-\nmeters": lambda fit, row: amount(row.size.parameters),
+        "MMAC": lambda fit, row: plain(row.size.macs / 1e6),
+        "MB to\ntrain": lambda fit, row: plain(row.size.memory / 1e6),
+        "activ-\nations": lambda fit, row: plain(row.size.activations / 1e6),
+        "MB\nup": lambda fit, row: plain(row.size.up / 1e6),
+        "MB\ndown": lambda fit, row: plain(row.size.down / 1e6),
+    }
+    if any(row.seconds is not None for row in rows):
+        columns["s a\nround"] = lambda fit, row: "-" if row.seconds is None else plain(row.seconds)
+    if any(row.joules is not None for row in rows):
+        columns["J a\nround"] = lambda fit, row: "-" if row.joules is None else plain(row.joules)
+    if rounds is not None:
+        columns[f"GB in\n{rounds}"] = lambda fit, row: plain(rounds * (row.size.up + row.size.down) / 1e9)
+    columns["fewer\nbytes"] = lambda fit, row: f"{plain(row.bytes_ratio)}x"
+    columns["% of\nMACs"] = lambda fit, row: plain(100 * row.macs_ratio)
+    columns["limit"] = lambda fit, row: ", ".join(SHORT[word] for word in row.stopped_by)
+    return columns
+
+
+SHORT = {"up": "up", "down": "down", "memory": "MB", "macs": "MMAC", "seconds": "s", "joules": "J"}
+
+
+def _misfits(misfits: dict[str, str]) -> Table:
+    """Tabulate what does not fit, methods with the same reason together."""
+    table = Table("does not fit", "why", **SPARE)
+    why: dict[str, list[str]] = {}
+    for name, reason in sorted(misfits.items()):
+        why.setdefault(reason, []).append(name)
+    table.columns[0].ratio, table.columns[1].ratio = 1, 2
+    for reason, names in why.items():
+        table.add_row(", ".join(names), escape(reason))
+    return table
+
+
+def as_dict(found: Plan, rounds: int | None = None) -> dict[str, Any]:
+    """Return a plan as plain data."""
+    fit = found.choice
+    rows = [{**row.as_dict(), "personal": one.personal} for one in found.fits for row in one.rows]
+    if rounds is not None:
+        for row in rows:
+            row["total_bytes"] = rounds * (row["size"]["up"] + row["size"]["down"])
+    return {
+        "model": found.request.tables["model"],
+        "dense": dataclasses.asdict(found.dense),
+        "devices": [dataclasses.asdict(device) for device in found.request.devices],
+        "fits": rows,
+        "misfits": found.misfits,
+        "choice": None if fit is None else fit.method.name,
+        "why": sentence(found),
+    }
+
+
+def to_recipe(found: Plan, name: str) -> str:
+    """Write the choice as a recipe."""
+    fit, request = found.choice, found.request
+    if fit is None:
+        raise PlanError(f"there is nothing to write: {sentence(found)}")
+    if request.data is None:
+        raise PlanError("a recipe names its data set: --data cifar10, or another that `fedfactor run` can load")
+    tables = {key: value for key, value in request.tables.items() if key != "name"}
+    shares: dict[float, float] = {}
+    for share, row in zip(request.shares, fit.rows, strict=True):
+        shares[row.capacity] = shares.get(row.capacity, 0.0) + share
+    levels = sorted(shares, reverse=True)
+    tables["method"] = {"name": fit.method.name, **fit.rows[0].settings}
+    tables["capacities"] = {"levels": levels, "shares": [round(shares[level], 6) for level in levels]}
+    tables = {"name": name, **tables}
+    recipe.resolve(tables, "the plan's recipe")  # what is written must be what `run` accepts
+    lines = [f"# {sentence(found)}", *(f"# {_described(device)}" for device in request.devices)]
+    return "\n".join(lines) + "\n" + tomli_w.dumps(tables)
+
+
+def _described(device: Device) -> str:
+    limits = [
+        f"{quantity(key, getattr(device, key))} {WORDS[key]}" for key in WORDS if getattr(device, key) is not None
+    ]
+    return f"{device.name}: {', '.join(limits) or 'no limit'}"
