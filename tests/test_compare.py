@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from rich.console import Console
 
 import fedfactor
 from fedfactor.compare import Cell, Outcome, cells, compare, csv_text, latex, lines, table
@@ -187,8 +188,12 @@ def test_lines_by_hand() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text([first, second]))))
     assert float(rows[0]["accuracy_mean"]) == pytest.approx(0.85) and rows[1]["bytes_ratio"] == "4.0"
     text = latex([first, second])
-    assert r"fedpara & 2 & 70.00 $\pm$ 0.00 & 71.00 $\pm$ 0.00 & central & 2.00 & 4.00x & 4 \\" in text
-    assert r"accuracy \%" in text and text.startswith(r"\begin{tabular}")
+    assert r"fedpara & 2 & 70.00 $\pm$ 0.00 & 71.00 $\pm$ 0.00 & 2 & 4.00x & 4 \\" in text
+    assert r"accuracy \%" in text and "\n\\begin{tabular}{lrrrrrr}\n" in text
+    assert text.startswith("% Test data: central. Mean")
+    narrow = Console(file=io.StringIO(), width=80)
+    narrow.print(table([first, second]))
+    assert "85.00 ± 63.53" in narrow.file.getvalue()  # type: ignore[attr-defined]  # nothing is cut
 
 
 def test_methods_are_compared_by_what_all_of_them_have() -> None:
@@ -197,4 +202,5 @@ def test_methods_are_compared_by_what_all_of_them_have() -> None:
     assert [line.measured for line in found] == ["cohort's own, just trained"] * 2
     found = lines([outcome("fedavg", 1, 0.8, 4, ("global",)), outcome("fedper", 1, 0.9, 2, own)])
     assert [line.measured for line in found] == ["central", "cohort's own, just trained"]
+    assert " & cohort's own, just trained & " in latex(found)
     assert found[0].accuracy and found[0].accuracy.half is None  # one seed says nothing of others

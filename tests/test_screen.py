@@ -79,7 +79,7 @@ def test_a_resumed_run_knows_its_past() -> None:
 
 def test_lines_where_there_is_no_terminal_and_nothing_when_quiet() -> None:
     for quiet, wanted in {False: ["d: round 1/2, loss 0.500", "d: round 2/2"], True: []}.items():
-        console = Console(file=io.StringIO(), force_terminal=False, width=300)
+        console = Console(file=io.StringIO(), force_terminal=False, width=40)  # lines stay whole
         with Progress(console, quiet) as progress:
             listen = progress.start("d", 2)
             listen({"event": "start", "dense_bytes": 500})

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import json
+import os
+import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,6 +21,9 @@ from rich.table import Table
 from fedfactor import __version__
 from fedfactor.flower.cli import app as flower_app
 
+if TYPE_CHECKING:
+    from fedfactor.recipe import Recipe
+
 app = typer.Typer(
     help="Federated learning of factorised models.",
     no_args_is_help=True,
@@ -25,6 +31,8 @@ app = typer.Typer(
     add_completion=False,
 )
 console = Console()
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    console = Console(width=160)  # no screen is too narrow for a file or another program
 
 
 def _version(wanted: bool) -> None:
@@ -111,7 +119,6 @@ def run(
 ) -> None:
     """Run a recipe, or all cells of a sweep, and write run directories. Ctrl-C stops at a checkpoint."""
     from fedfactor import loggers
-    from fedfactor import recipe as recipes
     from fedfactor.engines import Inline, Pool
     from fedfactor.profile import recording
     from fedfactor.run import run as run_recipe
@@ -120,24 +127,9 @@ def run(
     from fedfactor.stopping import Stop, each, resume_command
 
     loggers.check(log or [])
-    engines = ("inline", "pool", "flower-local", "flower-ray")
-    if engine not in engines:
-        raise ValueError(f"there is no engine {engine!r}; there are {', '.join(engines)}")
-    if workers and engine != "pool":
-        raise ValueError(f"--workers needs --engine pool: {engine} has none")
-    if profile and engine.startswith("flower"):
-        raise ValueError(f"--profile sees the processes of inline and pool, not those of {engine}")
-    tables = recipes.read(recipe)
-    tables.setdefault("name", recipe.stem)
-    if small:
-        tables = recipes.small(tables)
-    given = [*(settings or []), *([f"train.device={device}"] if device else [])]
-    cells = {
-        name: cell for name, cell in recipes.overridden_cells(tables, given).items() if fnmatch.fnmatchcase(name, only)
-    }
-    if not cells:
-        raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
-    resolved = {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in cells.items()}
+    _check_engine(engine, workers, profile)
+    tables = _tables(recipe, small)
+    resolved = _cells(tables, recipe, [*(settings or []), *([f"train.device={device}"] if device else [])], only)
     folder = out or Path("runs") / next(iter(resolved.values())).tables["name"]
     found, recorders = {}, {}
     try:
@@ -151,17 +143,11 @@ def run(
                 ):
                     on_event = each(progress.start(name, one.rounds.rounds), logged, stop.listen)
                     if engine.startswith("flower"):
-                        from fedfactor.flower.adapter import QUIET  # noqa: F401  # says what to install
-                        from fedfactor.flower.local import run_local
-
-                        simulated = engine == "flower-ray"
-                        found[name] = run_local(
-                            one, where, resume=resume, simulation=simulated, data_dir=data_dir, on_event=on_event
-                        )
+                        found[name] = _on_flower(engine, one, where, resume, data_dir, on_event)
                     else:
-                        with_engine = pool if engine == "pool" else Inline()
+                        used = pool if engine == "pool" else Inline()
                         result = run_recipe(
-                            one, where, resume=resume, engine=with_engine, data_dir=data_dir, on_event=on_event
+                            one, where, resume=resume, engine=used, data_dir=data_dir, on_event=on_event
                         )
                         found[name] = summary(result)
                 if recorder is not None:
@@ -175,6 +161,50 @@ def run(
         console.print(results(found, {name: one.tables["paper"] for name, one in resolved.items()}))
         for name, recorder in recorders.items():
             console.print(where_time_went(name, recorder))
+        words = f"written to {folder}; next: fedfactor report {shlex.quote(str(folder))} -o report.html"
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+
+ENGINES = ("inline", "pool", "flower-local", "flower-ray")
+
+
+def _check_engine(engine: str, workers: int, profile: bool) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"there is no engine {engine!r}; there are {', '.join(ENGINES)}")
+    if workers and engine != "pool":
+        raise ValueError(f"--workers needs --engine pool: {engine} has none")
+    if profile and engine.startswith("flower"):
+        raise ValueError(f"--profile sees the processes of inline and pool, not those of {engine}")
+
+
+def _on_flower(
+    engine: str, recipe: Recipe, where: Path, resume: bool, data_dir: Path | None, on_event: Callable[[Any], None]
+) -> dict[str, Any]:
+    from fedfactor.flower.adapter import QUIET  # noqa: F401  # says what to install
+    from fedfactor.flower.local import run_local
+
+    simulated = engine == "flower-ray"
+    return run_local(recipe, where, resume=resume, simulation=simulated, data_dir=data_dir, on_event=on_event)
+
+
+def _tables(recipe: Path, small: bool = False) -> dict[str, Any]:
+    """Read a recipe, which has the name of its file if it says no other."""
+    from fedfactor import recipe as recipes
+
+    tables = recipes.read(recipe)
+    tables.setdefault("name", recipe.stem)
+    return recipes.small(tables) if small else tables
+
+
+def _cells(tables: dict[str, Any], recipe: Path, settings: list[str], only: str) -> dict[str, Recipe]:
+    """Return the cells of a recipe whose name matches, resolved."""
+    from fedfactor import recipe as recipes
+
+    found = recipes.overridden_cells(tables, settings)
+    chosen = {name: cell for name, cell in found.items() if fnmatch.fnmatchcase(name, only)}
+    if not chosen:
+        raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
+    return {name: recipes.resolve(cell, f"{recipe} ({name})") for name, cell in chosen.items()}
 
 
 @app.command()
@@ -252,12 +282,14 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Show a run, or compare many, on one page that needs no network."""
+    from fedfactor.report import counted
     from fedfactor.report import report as write_report
 
     groups = write_report(runs, out, target=target, joules_per_byte=joules_per_byte, title=title)
     if not quiet:
         count = sum(len(group.runs) for group in groups)
-        console.print(f"{out}: {count} runs of {len(groups)} settings", highlight=False, markup=False, soft_wrap=True)
+        runs_, settings = counted(count, "run"), counted(len(groups), "setting")
+        console.print(f"{out}: {runs_} of {settings}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -297,14 +329,10 @@ def compare(
 ) -> None:
     """Run methods side by side over seeds: what is missing is run, what was cut is carried on."""
     from fedfactor import compare as comparing
-    from fedfactor import recipe as recipes
     from fedfactor.report import report as write_report
     from fedfactor.screen import Progress
 
-    tables = recipes.read(recipe)
-    tables.setdefault("name", recipe.stem)
-    if small:
-        tables = recipes.small(tables)
+    tables = _tables(recipe, small)
     words = _words(seeds)
     if not all(word.removeprefix("-").isdecimal() for word in words):
         raise ValueError(f"--seeds takes whole numbers with commas, such as 1,2,3, got {seeds!r}")
@@ -444,17 +472,10 @@ def data_show(
     only: Annotated[str, typer.Option(help="Of a sweep, the first cell whose name matches this pattern.")] = "*",
 ) -> None:
     """Print and draw who has how much of what."""
-    from fedfactor import recipe as recipes
     from fedfactor.data import draw, federated, load
 
-    tables = recipes.read(recipe)
-    tables.setdefault("name", recipe.stem)
-    found = recipes.overridden_cells(tables, settings or [])
-    cells = {name: cell for name, cell in found.items() if fnmatch.fnmatchcase(name, only)}
-    if not cells:
-        raise ValueError(f"no cell of {recipe} matches {only!r}; there are {', '.join(recipes.cells(tables))}")
-    name, cell = next(iter(cells.items()))
-    resolved = recipes.resolve(cell, f"{recipe} ({name})").tables
+    name, found = next(iter(_cells(_tables(recipe), recipe, settings or [], only).items()))
+    resolved = found.tables
     dataset = load(data_dir=data_dir, **resolved["data"])
     console.print(str(dataset), highlight=False)
     console.print(draw(federated(dataset, **resolved["partition"]), dataset.class_names, title=name))

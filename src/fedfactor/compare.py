@@ -24,6 +24,7 @@ from fedfactor.recipe import RecipeError
 from fedfactor.registry import create
 from fedfactor.report.groups import Mean, mean
 from fedfactor.run import finished, run, summary
+from fedfactor.words import SPARE, plain
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
 """What all methods of a seed must have in common: who has which data, and who takes part when."""
@@ -318,36 +319,55 @@ def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-HEADS = ("method", "seeds", "accuracy %", "best %", "test data", "MB", "fewer bytes", "GMAC")
+def _columns(found: Sequence[Line], plus_minus: str) -> dict[str, list[str]]:
+    """Return the cells by their heads; on whose test data stands there only if that differs."""
 
-
-def _cells(line: Line, plus_minus: str) -> list[str]:
     def score(one: Mean | None) -> str:
         if one is None:
             return "-"
         return f"{100 * one.value:.2f}" + ("" if one.half is None else f" {plus_minus} {100 * one.half:.2f}")
 
-    ratio = "-" if line.ratio is None else f"{line.ratio:.2f}x"
-    numbers = [f"{line.bytes / 1e6:.2f}", ratio, f"{line.macs / 1e9:.4g}"]
-    return [line.method, str(line.seeds), score(line.accuracy), score(line.best), line.measured, *numbers]
+    columns = {
+        "method": [line.method for line in found],
+        "seeds": [str(line.seeds) for line in found],
+        "accuracy %": [score(line.accuracy) for line in found],
+        "best %": [score(line.best) for line in found],
+        "test data": [line.measured for line in found],
+        "MB": [plain(line.bytes / 1e6) for line in found],
+        "fewer bytes": ["-" if line.ratio is None else f"{line.ratio:.2f}x" for line in found],
+        "GMAC": [plain(line.macs / 1e9) for line in found],
+    }
+    if len(set(columns["test data"])) == 1:
+        del columns["test data"]
+    return columns
+
+
+def _caption(found: Sequence[Line]) -> str:
+    measured = list(dict.fromkeys(line.measured for line in found))
+    tested = f"Test data: {measured[0]}. " if len(measured) == 1 else ""
+    over = "FedAvg's" if any(line.method == "fedavg" for line in found) else "the largest run's"
+    return f"{tested}Mean ± half the 95 % interval (Student's t) over seeds; bytes against {over}."
 
 
 def table(found: Sequence[Line]) -> Table:
     """Lay the comparison out for a terminal."""
-    view = Table(caption="mean ± half the 95 % interval (Student's t) over seeds")
-    for head in HEADS:
+    view = Table(caption=_caption(found), **{**SPARE, "padding": (0, 0, 0, 1)})
+    columns = _columns(found, "±")
+    for head in columns:
         view.add_column(head, justify="left" if head in ("method", "test data") else "right", no_wrap=True)
-    for line in found:
-        view.add_row(*_cells(line, "±"))
+    for row in zip(*columns.values(), strict=True):
+        view.add_row(*row)
     return view
 
 
 def latex(found: Sequence[Line]) -> str:
-    """Write the comparison as a LaTeX table."""
-    rows = [_latex_row([_escaped(head) for head in HEADS])]
-    body = [_latex_row([_escaped(cell) for cell in _cells(line, "PM")]) for line in found]
-    parts = [r"\begin{tabular}{lrrrlrrr}", r"\hline", *rows, r"\hline", *body, r"\hline", r"\end{tabular}"]
-    return "\n".join(parts).replace(" PM ", r" $\pm$ ") + "\n"
+    """Write the comparison as a LaTeX table; what its figures are stands in a comment above it."""
+    columns = _columns(found, "PM")
+    sides = "".join("l" if head in ("method", "test data") else "r" for head in columns)
+    head = _latex_row([_escaped(head) for head in columns])
+    body = [_latex_row([_escaped(cell) for cell in row]) for row in zip(*columns.values(), strict=True)]
+    parts = [f"% {_caption(found)}", rf"\begin{{tabular}}{{{sides}}}", r"\hline", head, r"\hline", *body]
+    return "\n".join([*parts, r"\hline", r"\end{tabular}"]).replace(" PM ", r" $\pm$ ") + "\n"
 
 
 def _latex_row(cells: Sequence[str]) -> str:

@@ -70,14 +70,18 @@ class Progress:
             if self._quiet or self._shown:
                 return
             if self._notice:
-                self._console.print(self._notice, highlight=False, markup=False)
+                self._say(self._notice)
                 self._notice = ""
             if event["event"] == "round":
                 words = f"{name}: round {event['round']}/{rounds}, {line(event, run.dense)}"
                 left = f", {clock(run.left)} left" if run.left else ""
-                self._console.print(words + left, highlight=False, markup=False)
+                self._say(words + left)
 
         return listen
+
+    def _say(self, words: str) -> None:
+        """Print one line, however long: other programs may read it."""
+        self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def notice(self, words: str) -> None:
         """Have something said as soon as it can be: under the picture, or before the next line."""
@@ -264,9 +268,11 @@ class Steps:
 def line(event: Event, dense: float = 0.0) -> str:
     """Say in a few words how a round went; `dense` are the bytes that plain FedAvg would have moved so far."""
     words = [f"loss {event['loss']:.3f}"]
+    if "all" in event:
+        words.append(f"accuracy {event['all']['accuracy']:.3f} of all clients")
     if "global" in event:
         words += [f"accuracy {scores['accuracy']:.3f} at {level}" for level, scores in event["global"].items()]
-    elif "selected_after" in event:
+    elif "selected_after" in event and "all" not in event:
         words.append(f"clients' accuracy {event['selected_after']['accuracy']:.3f}")
     words.append(traffic(event["totals"], dense))
     if event["failures"]:
@@ -276,7 +282,8 @@ def line(event: Event, dense: float = 0.0) -> str:
 
 def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return the closing table: accuracy in per cent, bytes, and how many times fewer than the largest run's."""
-    table = Table("run", "accuracy", "best", "test data", "MB", "ratio", "failed", "seconds")
+    several = len(found) > 1
+    table = Table("run", "accuracy", "best", "test data", "MB", *(["ratio"] if several else []), "failed", "seconds")
     printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
@@ -289,7 +296,7 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
             _number(summary["best_accuracy"]),
             MEASURED.get(summary["accuracy_of"], "-"),
             f"{size / 1e6:.2f}",
-            f"{largest / size:.1f}x" if size else "-",
+            *([f"{largest / size:.1f}x" if size else "-"] if several else []),
             f"{summary['failures']:.0f}",
             f"{summary['seconds']:.0f}",
         ]
