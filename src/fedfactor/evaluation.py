@@ -14,12 +14,13 @@ from fedfactor.client import Setup, kept_of
 from fedfactor.engines.base import Job
 from fedfactor.methods.base import Participant
 from fedfactor.nn.norms import batch_norms, with_statistics
+from fedfactor.nn.state import tensors_of
 from fedfactor.profile import timed
 from fedfactor.rng import derive, seeded
 from fedfactor.settings import check_choice
 from fedfactor.store import HeldTensors, States
 from fedfactor.task import like
-from fedfactor.wire import BadMessage, Message, decode, expect
+from fedfactor.wire import BadMessage, Message, decode, encode, expect
 
 if TYPE_CHECKING:
     from fedfactor.federation import Federation, Server
@@ -65,7 +66,7 @@ class Evaluator:
             "macs": "forward multiply-accumulates of the clients' training examples; composing included",
             "link": "FedPara D.1: seconds of the slowest client's work (its own tests included) plus bytes over speed",
             "bytes": "of training; those of calibration are counted apart, those of evaluation are not counted",
-            "dense_bytes": "of the dense model's tensors, down and up: what plain FedAvg moves for a client of a round",
+            "dense_bytes": "of messages with the dense model, down and up: what plain FedAvg moves a client and round",
             "weights": "uniform" if self.federation.setup.optimizer.uniform else method.weighting,
         }
 
@@ -211,10 +212,13 @@ class Evaluator:
         return self._macs[key]
 
     def dense_bytes(self) -> int:
-        """Return what a client of plain FedAvg would move in a round, down and up, without names and framing."""
+        """Return what a client of plain FedAvg would move in a round, down and up, in messages like a round's."""
         setup = self.federation.setup
         with seeded(derive(setup.training.seed, "init")):  # whatever is drawn here is drawn for nothing
-            return 2 * cost.wire_bytes(setup.task.build())
+            tensors = tensors_of(setup.task.build())
+        fields = {"client": 0, "round": 0, "capacity": 1.0, "lr": setup.training.lr, "test": False}
+        message = Message("train", fields, {f"model/{name}": tensor for name, tensor in tensors.items()})
+        return 2 * len(encode(message))
 
     def links(self, down: int, up: int, busy: float, clients: int) -> dict[str, Any]:
         """Return seconds of a round on slow links, and its energy where the recipe says what a byte costs."""

@@ -98,6 +98,10 @@ def test_by_keyboard_a_run_is_hidden_in_all_figures_and_a_table_opened(browser: 
     browser.press(" ", 32, " ")
     shown = "[...document.querySelector('.plot').data].filter(trace => trace.meta === 0).map(trace => trace.visible)"
     assert browser.run(shown) == [False, False]  # the line and its band
+    browser.press(" ", 32, " ")
+    browser.run("document.querySelector('fieldset input[value=bands]').focus()")
+    browser.press(" ", 32, " ")
+    assert browser.run(shown) == [False, True]  # the line without its band
     browser.run("document.querySelector('figure details summary').focus()")
     browser.press("Enter", 13, "\r")
     assert browser.run("document.querySelector('figure details').open")

@@ -21,18 +21,22 @@ from fedfactor.report import read_groups, report, sections
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
 from fedfactor.report.parts import (
+    BYTES,
     COLOURS,
+    TIMES,
     Figure,
     Piece,
     Section,
     Table,
     amount,
+    bars,
     colour,
     dash,
     lines,
     script_json,
     span,
     thin,
+    unit_for,
 )
 from fedfactor.report.read import read_one
 from fedfactor.run import RunError, load, run
@@ -151,6 +155,36 @@ def test_bands_are_means_with_their_interval() -> None:
     assert len(lines(Group(0, "g"), [1], [Mean(0.5, None, 1)], hover="")) == 1
     band, _ = lines(Group(0, "g"), [1], [Mean(0.5, 2.0, 2)], hover="", scale=100, limits=(0, 1))
     assert band["y"] == [100, 0]
+
+
+def test_whiskers_end_at_nothing() -> None:
+    bar = bars(Group(0, "g"), ["x", "y", "z"], [Mean(2.0, 3.0, 2), Mean(5.0, None, 1), None], scale=0.5)
+    assert bar["y"] == [1.0, 2.5, None]
+    assert bar["error_y"]["array"] == [1.5, None, None] and bar["error_y"]["arrayminus"] == [1.0, None, None]
+
+
+def test_units_suit_the_largest_value(tmp_path: Path) -> None:
+    assert unit_for([3e6, 2e9], BYTES)[1] == "GB" and unit_for([3e6, 2e3], BYTES)[1] == "MB"
+    assert unit_for([59.0], TIMES)[1] == "seconds" and unit_for([7200.0], TIMES)[1] == "hours"
+    assert unit_for([], BYTES)[1] == "B"
+    found = figures(of([make_run(tmp_path / "a", rounds=3)]))  # 20 MB a round
+    assert found["bytes-all"].title == "Accuracy against megabytes"
+    assert found["bytes-all"].traces[-1]["x"] == [20, 40, 60] and found["bytes-all"].table.head[2] == "MB"
+    assert found["target-time"].title == "Seconds to the target"
+
+
+def test_what_figures_mean_stands_there_once(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", "fedavg", seed)
+    other = make_run(tmp_path / "b", "fedpara")
+    text = (other / "metrics.jsonl").read_text()
+    (other / "metrics.jsonl").write_text(text.replace("none: this run is made up", "central"))
+    table = tables(of([tmp_path]))["What figures mean"]
+    assert [row for row in table.rows if row[0] == "global"] == [
+        ["global", "none: this run is made up", "fedavg"],
+        ["global", "central", "fedpara"],
+    ]
+    assert [row for row in table.rows if row[0] == "every"] == [["every", "1", "all"]]
 
 
 def test_words_of_runs_cannot_become_markup(tmp_path: Path) -> None:
@@ -293,7 +327,7 @@ def test_the_command(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     done = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html"))
     assert done.returncode == 0, done.stderr
-    assert "1 runs of 1 settings" in done.stdout and (tmp_path / "r.html").stat().st_size > 1_000_000
+    assert "1 run of 1 setting" in done.stdout and (tmp_path / "r.html").stat().st_size > 1_000_000
     wrong = fedfactor("report", str(tmp_path / "b"), "-o", str(tmp_path / "r.html"))
     assert wrong.returncode == 2 and "is no run directory and holds none" in wrong.stderr
     wrong = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.pdf"))

@@ -16,7 +16,7 @@ from fedfactor.report.parts import Section
 from fedfactor.report.read import RunData, find, read
 from fedfactor.settings import check_number
 
-__all__ = ["Group", "RunData", "group", "read_groups", "report", "sections"]
+__all__ = ["Group", "RunData", "counted", "group", "read_groups", "report", "sections"]
 
 
 def report(
@@ -41,7 +41,7 @@ def report(
     groups, remarks = read_groups(paths)
     runs = [run for one in groups for run in one.runs]
     named = ", ".join(dict.fromkeys(str(run.tables.get("name", run.name)) for run in runs))
-    lead = f"{_count(len(runs), 'run')}, {_count(len(groups), 'setting')}; made from run directories alone."
+    lead = f"{counted(len(runs), 'run')}, {counted(len(groups), 'setting')}; made from run directories alone."
     found = sections(groups, remarks, target, joules_per_byte)
     text = page(title or named, lead, groups, found)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
@@ -78,5 +78,6 @@ def sections(
     return [section for section in found if section is not None]
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Write how many of something there are."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -6,7 +6,23 @@ from collections.abc import Callable, Sequence
 
 from fedfactor.report.curves import summed
 from fedfactor.report.groups import Group, Mean
-from fedfactor.report.parts import Figure, Piece, Section, Table, Text, amount, at_or_before, axes, bars, percent, span
+from fedfactor.report.parts import (
+    BYTES,
+    TIMES,
+    Figure,
+    Piece,
+    Section,
+    Table,
+    Text,
+    amount,
+    at_or_before,
+    axes,
+    bars,
+    percent,
+    sentence,
+    span,
+    unit_for,
+)  # fmt: skip
 from fedfactor.report.read import MEASURED, RunData
 
 LINKS = ("2 Mbps", "10 Mbps", "50 Mbps")
@@ -53,7 +69,11 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
     pieces: list[Piece] = [Text(words), Table(head, rows, f"Cost of reaching {percent(target)}")]
     if "energy" not in figures:
         pieces.append(
-            Text("Energy is left out: no recipe says what a byte costs (evaluate.joules_per_byte, --joules-per-byte).")
+            Text(
+                "Energy of the link goes with its bytes (FedPara, Figure 3g): runs compare by it as they do by bytes. "
+                "In joules it stands here if the recipe or the command says what a byte costs on your link "
+                "(evaluate.joules_per_byte, --joules-per-byte); no paper prints a figure for that."
+            )
         )
     pieces += _pictures(groups, table, figures, target)
     pieces.append(_a_round(groups, joules_per_byte))
@@ -90,19 +110,24 @@ def _pictures(
 ) -> list[Piece]:
     caption = f"To reach {percent(target)}; whiskers are the 95 % interval of the mean over seeds."
     pieces: list[Piece] = []
-    bytes_ = [bars(group, [group.label], [table[group.number]["bytes"]], scale=1e-9) for group in groups]
+
+    def means(*names: str) -> list[float]:
+        return [one.value for found in table.values() for name in names if (one := found[name])]
+
+    scale, unit, units = unit_for(means("bytes"), BYTES)
+    bytes_ = [bars(group, [group.label], [table[group.number]["bytes"]], scale=1 / scale) for group in groups]
     form = figures["bytes"][1]
     rows = [[group.label, _text(table[group.number]["bytes"], form)] for group in groups]
     behind = Table(["run", "bytes"], rows, "Bytes to the target")
-    layout = axes("", "GB", x_showgrid=False)
-    pieces.append(Figure("target-bytes", "Gigabytes to the target", caption, bytes_, layout, behind))
+    title = f"{sentence(units)} to the target"
+    pieces.append(Figure("target-bytes", title, caption, bytes_, axes("", unit, x_showgrid=False), behind))
     names = [f"time at {link}" for link in LINKS]
-    times = [bars(group, LINKS, [table[group.number][name] for name in names], scale=1 / 3600) for group in groups]
+    scale, unit, units = unit_for(means(*names), TIMES)
+    times = [bars(group, LINKS, [table[group.number][name] for name in names], scale=1 / scale) for group in groups]
     rows = [[group.label, *(_text(table[group.number][name], span) for name in names)] for group in groups]
     behind = Table(["run", *LINKS], rows, "Time to the target by speed of the link")
-    pieces.append(
-        Figure("target-time", "Hours to the target", caption, times, axes("link", "hours", x_showgrid=False), behind)
-    )
+    title = f"{sentence(units)} to the target"
+    pieces.append(Figure("target-time", title, caption, times, axes("link", unit, x_showgrid=False), behind))
     if "energy" in figures:
         energy = [bars(group, [group.label], [table[group.number]["energy"]]) for group in groups]
         rows = [[group.label, _text(table[group.number]["energy"], figures["energy"][1])] for group in groups]

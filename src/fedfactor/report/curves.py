@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.parts import (
+    BYTES,
     MOST_POINTS,
     MOST_ROWS,
     Figure,
@@ -22,6 +23,7 @@ from fedfactor.report.parts import (
     sentence,
     span,
     thin,
+    unit_for,
 )
 from fedfactor.report.read import MEASURED, Point, RunData
 
@@ -137,16 +139,17 @@ def _against_rounds(groups: Sequence[Group], key: str) -> Figure:
 
 def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
     traces, rows = [], []
+    scale, unit, units = unit_for((total for group in groups if (total := _moved(group))), BYTES)
     for group in groups:
         moved = dict(group.curve(summed("bytes")))
-        points = [(moved[t].value / 1e9, t, one) for t, one in group.curve(measured(key)) if t in moved]
+        points = [(moved[t].value / scale, t, one) for t, one in group.curve(measured(key)) if t in moved]
         shown = thin(points, MOST_POINTS)
         if shown:
             traces += lines(
                 group,
                 [size for size, _, _ in shown],
                 [one for _, _, one in shown],
-                hover="%{fullData.name}<br>%{x:.4g} GB: %{y:.2f} %<extra></extra>",
+                hover=f"%{{fullData.name}}<br>%{{x:.4g}} {unit}: %{{y:.2f}} %<extra></extra>",
                 scale=100,
                 limits=(0, 1),
             )
@@ -154,12 +157,17 @@ def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
             rows.append([group.label, str(t), f"{size:.4g}", one.text(percent)])
     return Figure(
         f"bytes-{key}",
-        "Accuracy against gigabytes",
+        f"Accuracy against {units}",
         f"{sentence(MEASURED[key])}. Bytes of training, down and up, of all clients; mean over seeds.",
         traces,
-        axes("GB moved", "accuracy in per cent", x_rangemode="tozero"),
-        Table(["run", "round", "GB", "accuracy"], rows, "Accuracy by gigabytes" + _thinned(rows)),
+        axes(f"{unit} moved", "accuracy in per cent", x_rangemode="tozero"),
+        Table(["run", "round", unit, "accuracy"], rows, f"Accuracy by {units}" + _thinned(rows)),
     )
+
+
+def _moved(group: Group) -> float:
+    total = group.over(last(summed("bytes")))
+    return total.value if total else 0.0
 
 
 def capacities(groups: Sequence[Group]) -> Section | None:

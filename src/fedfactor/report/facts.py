@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from fedfactor.report.groups import Group
 from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text
@@ -81,16 +80,20 @@ class Pictures:
 
 
 def protocol(groups: Sequence[Group]) -> Section:
-    """Return how everything was measured, once for every way."""
-    ways: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
+    """Return how everything was measured: a row a figure, or several where runs differ in it."""
+    runs = [run for group in groups for run in group.runs]
+    said: dict[str, dict[str, list[str]]] = {}
     for group in groups:
         for run in group.runs:
-            ways.setdefault(json.dumps(run.protocol, sort_keys=True), (run.protocol, []))[1].append(run.name)
-    pieces: list[Piece] = []
-    for found, names in ways.values():
-        rows = [[key.replace("_", " "), str(value)] for key, value in found.items()]
-        pieces.append(Table(["figure", "meaning"], rows, f"How {', '.join(names)} was measured"))
-    return Section("protocol", "How it was measured", pieces)
+            for key, value in run.protocol.items():
+                names = said.setdefault(key, {}).setdefault(str(value), [])
+                names.append(group.label if len({str(one.protocol.get(key)) for one in group.runs}) == 1 else run.name)
+    rows = [
+        [key.replace("_", " "), value, "all" if len(names) == len(runs) else ", ".join(dict.fromkeys(names))]
+        for key, ways in said.items()
+        for value, names in ways.items()
+    ]
+    return Section("protocol", "How it was measured", [Table(["figure", "meaning", "runs"], rows, "What figures mean")])
 
 
 def recipes(groups: Sequence[Group]) -> Section:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedfactor.factor import effective_rank
-from fedfactor.report.groups import Group
+from fedfactor.report.groups import Group, Mean
 from fedfactor.report.parts import (
     DASHES,
     MOST_POINTS,
@@ -22,6 +22,7 @@ from fedfactor.report.parts import (
     Table,
     Text,
     axes,
+    bars,
     colour,
     label,
     lines,
@@ -43,6 +44,7 @@ def ranks(groups: Sequence[Group]) -> Section:
         )
     ]
     unknown: dict[str, list[str]] = {}
+    at_the_end: dict[str, tuple[Group, dict[str, list[Point]]]] = {}
     for group in groups:
         run = group.runs[0]
         if RANK in run.observed:
@@ -53,19 +55,40 @@ def ranks(groups: Sequence[Group]) -> Section:
             except (RunError, ValueError, OSError) as error:
                 unknown.setdefault(str(error), []).append(group.label)
                 continue
+        if max(map(len, series.values()), default=0) < 2:  # no line to draw
+            at_the_end[group.label] = group, series
+            continue
         pieces.append(
             _by_layer(f"rank-{group.number}", f"{group.label}: rank in use", source, series, "effective rank")
         )
+    if at_the_end:
+        pieces.append(_last_ranks(list(at_the_end.values())))
     pieces += [Text(f"Not known of {', '.join(names)}: {reason}.") for reason, names in unknown.items()]
     return Section("ranks", "Rank in use", pieces)
+
+
+def _last_ranks(found: Sequence[tuple[Group, Mapping[str, Sequence[Point]]]]) -> Figure:
+    """Draw the ranks of runs that are known after one round only."""
+    layers = list(dict.fromkeys(layer for _, series in found for layer in series))
+    traces, rows = [], []
+    for group, series in found:
+        means = [Mean(series[layer][-1][1], None, 1) if layer in series else None for layer in layers]
+        traces.append(bars(group, layers, means, hover="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>"))
+        rows.append([group.label, *("-" if one is None else f"{one.value:.4g}" for one in means)])
+    return Figure(
+        "rank-last",
+        "Rank in use after the last round",
+        "Layers in the network's order. With run.keep_rounds in the recipe, earlier rounds are known too.",
+        traces,
+        axes("layer", "effective rank", x_showgrid=False, x_type="category"),
+        Table(["run", *layers], rows, "Rank in use after the last round"),
+    )
 
 
 def kept_ranks(run: RunData) -> dict[str, list[Point]]:
     """Compute the effective ranks of a run's models in its kept rounds and in its last."""
     if str(run.protocol.get("global", "none")).startswith("none"):
         raise RunError("the server alone has no model, since part of every model is private")
-    if "seen_shape" not in run.task:
-        raise RunError("task.json does not say what a model sees, as this version writes it")
     found: dict[str, list[Point]] = {}
     there = load(run.directory)
     for round in [*(kept for kept in there.kept if kept != run.last_round), None]:

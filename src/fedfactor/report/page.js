@@ -21,8 +21,19 @@
     return look;
   }
 
+  function set(layout, look) {
+    for (const [path, value] of Object.entries(look)) {
+      const names = path.split(".");
+      const last = names.pop();
+      let place = layout;
+      for (const name of names) place = place[name] ??= {};
+      place[last] = value;
+    }
+  }
+
   function visible(trace) {
-    return !(trace.meta !== undefined && hidden.has(trace.meta));
+    const band = trace.fill === "toself" && hidden.has("bands");
+    return !band && !(trace.meta !== undefined && hidden.has(trace.meta));
   }
 
   // For keyboard and screen reader the table stands for the figure: its buttons and plotly's picture for measuring
@@ -45,20 +56,23 @@
       barmode: "group",
     };
     const full = { ...base, ...layout };
-    for (const axis of ["xaxis", "yaxis"]) full[axis] = { automargin: true, zeroline: false, ...full[axis] };
+    for (const axis of ["xaxis", "yaxis"]) {
+      // Only words may need more room than the margin has; to find out takes plotly another pass.
+      const words = full[axis]?.ticktext || (axis === "xaxis" && typeof data[0]?.x?.[0] === "string");
+      full[axis] = { automargin: Boolean(words), zeroline: false, ...full[axis] };
+    }
+    set(full, theme());
     for (const trace of data) trace.visible = visible(trace);
     Plotly.newPlot(plot, data, full, {
       responsive: true,
       displaylogo: false,
       displayModeBar: "hover",
       modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
-    })
-      .then(() => Plotly.relayout(plot, theme()))
-      .then(() => {
-        hush(plot);
-        plot.on("plotly_afterplot", () => hush(plot));
-        plot.setAttribute("data-drawn", "");
-      });
+    }).then(() => {
+      hush(plot);
+      plot.on("plotly_afterplot", () => hush(plot));
+      plot.setAttribute("data-drawn", "");
+    });
   }
 
   const watcher = new IntersectionObserver(
@@ -79,7 +93,7 @@
 
   for (const box of document.querySelectorAll("fieldset input")) {
     box.addEventListener("change", () => {
-      const group = Number(box.value);
+      const group = box.value === "bands" ? box.value : Number(box.value);
       if (box.checked) hidden.delete(group);
       else hidden.add(group);
       for (const plot of drawn) Plotly.restyle(plot, { visible: plot.data.map(visible) });

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from fedfactor.report.read import Point
 COLOURS = ("#1f77d0", "#d9541e", "#1c9a5b", "#a460d8", "#b27d0a", "#d6407f", "#128f9e", "#8a6d5b", "#6d7f0d", "#7583c4")
 """Each is at least three times as light or dark as either background (a test counts)."""
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-MOST_POINTS = 500
+MOST_POINTS = 250
 MOST_ROWS = 60
 
 
@@ -212,14 +212,18 @@ def lines(
 def bars(
     group: Group, xs: Sequence[str], values: Sequence[Mean | None], *, scale: float = 1.0, hover: str = "%{y}"
 ) -> dict[str, Any]:
-    """Draw a group's means as bars with their intervals."""
+    """Draw a group's means as bars with their intervals, which end at 0."""
+    halves = [None if one is None or one.half is None else number(scale * one.half) for one in values]
+    heights = [None if one is None else number(scale * one.value) for one in values]
     return {
         "type": "bar",
         "x": [label(x) for x in xs],
-        "y": [None if one is None else number(scale * one.value) for one in values],
+        "y": heights,
         "error_y": {
             "type": "data",
-            "array": [None if one is None or one.half is None else number(scale * one.half) for one in values],
+            "symmetric": False,
+            "array": halves,
+            "arrayminus": [None if a is None or b is None else min(a, b) for a, b in zip(halves, heights, strict=True)],
             "thickness": 1.5,
             "color": "#808a9d",
         },
@@ -256,6 +260,17 @@ def at_or_before(series: Sequence[Point], round: int) -> float | None:
     """Return the value of a round, or of the last one before it."""
     found = [value for now, value in series if now <= round]
     return found[-1] if found else None
+
+
+Units = Sequence[tuple[float, str, str]]
+BYTES: Units = ((1e9, "GB", "gigabytes"), (1e6, "MB", "megabytes"), (1e3, "kB", "kilobytes"), (1.0, "B", "bytes"))
+TIMES: Units = ((3600.0, "hours", "hours"), (60.0, "minutes", "minutes"), (1.0, "seconds", "seconds"))
+
+
+def unit_for(values: Iterable[float], units: Units) -> tuple[float, str, str]:
+    """Return the unit in which the largest of some values is at least one: its size, sign and name."""
+    largest = max(values, default=0.0)
+    return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
 def percent(value: float) -> str:
