@@ -226,6 +226,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             for parameter in parameters.values():
                 parameter.grad = None
             loss.backward()  # type: ignore[no-untyped-call]
+            _densify(parameters)
             setup.optimizer.correct(parameters, ctx)
             if training.clip:
                 torch.nn.utils.clip_grad_norm_(parameters.values(), training.clip)
@@ -249,6 +250,13 @@ def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dic
         if parameter.requires_grad:
             chosen[name] = parameter
     return chosen
+
+
+def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Fill up gradients that list only some rows, as of `nn.Embedding(sparse=True)`: nothing after them takes those."""
+    for parameter in parameters.values():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
 
 
 class Descent:
