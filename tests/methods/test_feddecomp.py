@@ -223,6 +223,19 @@ def test_sigma_starts_from_pretrained_weights(tmp_path: Path) -> None:
     assert torch.equal(parts["conv1.sigma"], server["conv1.sigma"])
 
 
+def test_tau_follows_the_runs_seed_beside_pretrained_weights(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.safetensors"
+    save_file(Tiny().state_dict(), path)
+    drawn = run(FedDecomp(share="both"), rounds=0).server.tensors
+    for seed in (1, 2):
+        torch.manual_seed(seed)  # whatever the program drew before
+        server = run(FedDecomp(share="both", pretrained=str(path)), rounds=0).server.tensors
+        assert all(
+            torch.equal(server[f"{layer}.{factor}"], drawn[f"{layer}.{factor}"]) for layer in LAYERS for factor in "ab"
+        )
+        assert not torch.equal(server["fc.sigma"], drawn["fc.sigma"])
+
+
 def test_pretrained_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.safetensors"
     save_file({k: v for k, v in Tiny().state_dict().items() if not k.startswith("fc")}, path)

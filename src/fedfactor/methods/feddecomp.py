@@ -125,7 +125,9 @@ class FedDecomp(Factorised):
         for name, tensor in given.items():
             if not finite(tensor):
                 raise ValueError(f"{self.pretrained}: {name!r} is not finite")
-        return super().start(lambda capacity: self._decomposed(plain), capacities)
+        drawn = super().start(networks, capacities)
+        loaded = super().start(lambda capacity: self._decomposed(plain), capacities)
+        return {name: drawn[name] if _is_tau(name) else loaded[name] for name in drawn}  # tau by the run's seed
 
     def phases(self, epochs: int) -> list[Phase]:
         """First tau (Eq. 5), then sigma (Eq. 6)."""
