@@ -10,22 +10,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfactor.methods import PFedSD
-from fedfactor.methods.pfedsd import distillation
 from fedfactor.nn.state import tensors_of
+from fedfactor.task import Task
 from fedfactor.wire import decode
-from tests.conformance.tiny import Recording, Tiny, run
+from tests.conformance.tiny import Recording, data, run
+
+TASK = Task(nn.Identity(), data())
 
 
 def test_the_loss_by_hand() -> None:
-    """o_w = (1, 0), o_v = (2, 0), y = 0, lambda = .5, tau = 3."""
-    student = torch.tensor([[1.0, 0.0]], requires_grad=True)
-    distilled = distillation(student, torch.tensor([[2.0, 0.0]]), 3.0)
-    assert float(distilled.detach()) / 9 == pytest.approx(0.0128543, abs=1e-7)
-    loss = F.cross_entropy(student, torch.tensor([0])) + 0.5 * distilled
+    """o_w = (1, 0), o_v = (2, 0), y = 0, lambda = .5, tau = 3: .313262 + .5 (9) .0128543."""
+    network, x = nn.Linear(1, 2, bias=False), torch.ones(1, 1)
+    network.weight = nn.Parameter(torch.tensor([[1.0], [0.0]]))
+    ctx = SimpleNamespace(kept={"weight": torch.tensor([[2.0], [0.0]])}, task=TASK)
+    loss = PFedSD(strength=0.5, temperature=3.0).objective(network, (x, torch.tensor([0])), ctx)  # type: ignore[arg-type]
     assert float(loss.detach()) == pytest.approx(0.371106, abs=1e-6)
     loss.backward()
-    assert student.grad is not None
-    assert student.grad.flatten().tolist() == pytest.approx([-0.386221, 0.386221], abs=1e-6)
+    assert network.weight.grad is not None
+    assert network.weight.grad.flatten().tolist() == pytest.approx([-0.386221, 0.386221], abs=1e-6)
 
 
 class Dropped(nn.Module):
@@ -46,7 +48,7 @@ def test_the_teacher_is_in_evaluation_mode_and_outside_the_graph() -> None:
     kept = {
         name: tensor.clone().requires_grad_(tensor.is_floating_point()) for name, tensor in tensors_of(teacher).items()
     }
-    ctx = SimpleNamespace(kept=kept, task=SimpleNamespace(loss=F.cross_entropy))
+    ctx = SimpleNamespace(kept=kept, task=TASK)
     with torch.random.fork_rng():
         loss = PFedSD(strength=2.0, temperature=3.0).objective(network.train(), (x, y), ctx)  # type: ignore[arg-type]
     loss.backward()
@@ -55,7 +57,8 @@ def test_the_teacher_is_in_evaluation_mode_and_outside_the_graph() -> None:
     network.norm.reset_running_stats()
     with torch.random.fork_rng():
         student = network(x)
-    expected = F.cross_entropy(student, y) + 2.0 * distillation(student, teacher.eval()(x), 3.0)
+    soft, wanted = ((logits / 3).log_softmax(1) for logits in (student, teacher.eval()(x).detach()))
+    expected = F.cross_entropy(student, y) + 2.0 * 9 * F.kl_div(soft, wanted, reduction="batchmean", log_target=True)
     torch.testing.assert_close(loss, expected)
     assert network.training and torch.equal(network.norm.running_mean, moved)  # once a batch, by the student
 
@@ -70,6 +73,11 @@ def test_the_first_round_is_plain_and_later_ones_are_not() -> None:
     neutral = run(PFedSD(strength=0.0), **settings)
     for name, tensor in run("fedavg", **settings).server.tensors.items():
         torch.testing.assert_close(neutral.server.tensors[name], tensor)
+
+
+def test_the_teachers_pass_is_counted() -> None:
+    once, twice = (run(method, rounds=1, capacities=None).history[-1]["macs"] for method in ("fedavg", "pfedsd"))
+    assert twice == 2 * once
 
 
 def test_norm_statistics_are_averaged_with_the_weights() -> None:
@@ -103,7 +111,5 @@ def test_all_clients_are_measured_with_the_models_they_use() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="a binary task has one output"):
-        run("pfedsd", kind="binary", model=Tiny)
     with pytest.raises(ValueError, match="temperature must be above 0"):
         PFedSD(temperature=0.0)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional as F
 
 from fedfactor.methods.fedavg import FedAvg
-from fedfactor.nn.state import fill, tensors_of
+from fedfactor.nn.state import answers_with, fill, tensors_of
 from fedfactor.plan import Tensors
 from fedfactor.registry import described, register
 
 if TYPE_CHECKING:
     from fedfactor.client import Context
-    from fedfactor.task import Task
 
 
 @register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")
@@ -44,11 +40,6 @@ class PFedSD(FedAvg):
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature:g}")
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Distillation needs classes."""
-        if task.kind == "binary":
-            raise ValueError("pfedsd distils a softmax; a binary task has one output")
-
     def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
         """Train from the global model."""
         fill(network, down)
@@ -62,20 +53,15 @@ class PFedSD(FedAvg):
         x, y = batch
         student = network(x)
         loss = ctx.task.loss(student, y)
-        if not ctx.kept:
+        if not ctx.kept or not self.strength:
             return loss
-        network.eval()
-        with torch.no_grad():
-            teacher = functional_call(network, ctx.kept, (x,))
-        network.train()
-        return loss + self.strength * distillation(student, teacher, self.temperature)
+        teacher = answers_with(network, ctx.kept, x)
+        return loss + self.strength * ctx.task.divergence(student, teacher, self.temperature)
+
+    def passes(self, capacity: float) -> dict[float, float]:
+        """The teacher answers too; in a client's first round there is none, which is counted all the same."""
+        return {capacity: 2.0 if self.strength else 1.0}
 
     def keep(self, network: nn.Module) -> Tensors:
         """The client keeps its whole model: v_i."""
         return tensors_of(network)
-
-
-def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Return tau^2 KL(teacher || student) of logits, classes along axis 1; the mean over all else."""
-    ours, theirs = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
-    return temperature**2 * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(1).mean()
