@@ -94,6 +94,14 @@ def test_switch_norm_is_the_mix_of_three() -> None:
     torch.testing.assert_close(norm.eval()(x), pure[2].train()(x), rtol=1e-3, atol=1e-3)  # statistics it has learnt
 
 
+def test_switch_norm_of_pictures_of_one_colour_is_finite() -> None:
+    norm = SwitchNorm(1)
+    for colour in torch.linspace(100, 255, 50):
+        x = colour.expand(3, 1, 7, 7)
+        assert norm.train()(x).isfinite().all() and norm.running_var.min() >= 0
+    assert norm.eval()(x).isfinite().all()
+
+
 def test_the_gate_stays_on_the_client_and_trains_and_the_model_is_averaged() -> None:
     engine = Recording()
     result = run("pfedgate", engine=engine, cohort=6)

@@ -185,15 +185,19 @@ class SwitchNorm(nn.Module):
         if self.training:
             with torch.no_grad():
                 self.running_mean.lerp_(batch[0], self.momentum)
-                self.running_var.lerp_(batch[1] - batch[0].square(), self.momentum)
+                self.running_var.lerp_(_variance(*batch), self.momentum)
         else:
             batch = torch.stack([self.running_mean, self.running_var + self.running_mean.square()])
         kinds = [moments, moments.mean(2, keepdim=True), batch.unsqueeze(1)]  # instance, layer, batch
         means = [first for first, _ in kinds]
-        variances = [second - first.square() for first, second in kinds]
+        variances = [_variance(first, second) for first, second in kinds]
         mean, variance = _mixed(self.mean_mix, means), _mixed(self.var_mix, variances)
         normal = (flat - mean) / (variance + self.eps).sqrt()
         return (normal * self.weight + self.bias).view_as(x)
+
+
+def _variance(first: Tensor, second: Tensor) -> Tensor:
+    return (second - first.square()).clamp(min=0)  # rounding can leave less
 
 
 def _mixed(logits: Tensor, parts: Sequence[Tensor]) -> Tensor:
