@@ -81,6 +81,13 @@ def test_overlaps_of_masks_of_different_sizes() -> None:
     assert collaborators(alike, [0, 1, 2], 1, 1.0) == [0, 1, 2]
 
 
+def test_overlaps_are_the_same_however_many_entries_are_counted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = {client: {MASK + "w": torch.rand(7, 11) < 0.4} for client in range(5)}
+    whole = overlaps(masks)
+    monkeypatch.setattr("fedfactor.methods.fedcac.CHUNK", 13)
+    assert torch.equal(overlaps(masks), whole) and len(set(whole.flatten().tolist())) > 5
+
+
 def test_without_critical_parameters_it_is_fedavg() -> None:
     plain, ours = run("fedavg", data=data(even=False)), run(FedCAC(tau=0.0), data=data(even=False))
     assert ours.server.tensors and set(plain.server.tensors) - set(ours.server.tensors) == {

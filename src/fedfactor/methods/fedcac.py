@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MASK = "critical:"
 """Prefix of the masks that the server keeps beside a client's tensors."""
 CHUNK = 1 << 22
-"""Entries whose overlaps are counted at once: float32 counts them exactly."""
+"""Entries of all clients together whose overlaps are counted at once: float32 counts them exactly."""
 ALMOST = 1e-9
 """Overlaps are ratios of counts: those that differ, differ by more than this."""
 
@@ -108,8 +108,9 @@ def overlaps(held: Mapping[int, Tensors]) -> Tensor:
     for name in next(iter(held.values())):
         if name.startswith(MASK):
             masks = torch.stack([held[client][name].flatten() for client in held])
-            for part in torch.split(masks, CHUNK, dim=1):
-                common += part.float() @ part.float().T
+            for part in torch.split(masks, max(1, CHUNK // len(held)), dim=1):
+                ones = part.float()
+                common += ones @ ones.T
     size = common.diagonal()
     apart = size[:, None] + size[None, :] - 2 * common
     return torch.where(size[:, None] > 0, 1 - apart / (2 * size[:, None]).clamp(min=1), torch.zeros_like(common))
