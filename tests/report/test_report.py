@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -317,6 +318,12 @@ def test_pictures_of_an_audit_are_shown(tmp_path: Path) -> None:
     audit.Report("a", "fedavg", audit.Attack(), [one]).write(folder / "audit-gradient.html")
     (section,) = [section for section in of([folder]) if section.name == "audit"]
     assert section.html().count(base64.b64encode(audit.png(picture)).decode()) == 2
+    many = [replace(one, round=round, client=client) for round in range(1, 6) for client in range(60)]
+    audit.Report("a", "fedavg", audit.Attack(), many).write(folder / "audit-gradient.html")
+    (section,) = [section for section in of([folder]) if section.name == "audit"]
+    page = section.html()
+    assert page.count("<figure>") == 100 and "pictures (100 of 300; all are in audit-gradient.html)" in page
+    assert all(page.count(f"round {round}, client") == 20 for round in range(1, 6))  # evenly over the rounds
     text = (folder / "audit-gradient.json").read_text()
     (folder / "audit-gradient.json").write_text(re.sub(r'"originals": \[\s*"', '\\g<0>\\"><script>', text))
     with pytest.raises(RunError, match="should be PNG files in base64"):

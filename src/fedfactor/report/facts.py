@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from fedfactor.report.groups import Group
-from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text
+from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text, thin
 from fedfactor.report.read import RunData
 from fedfactor.run import RunError
 
@@ -55,7 +55,9 @@ def _audit(run: RunData, path: Path) -> list[Piece]:
             one.get("originals", ()), one.get("recovered", ()), one["psnr"], strict=False
         )
     ]
-    return [table, *([Fold(f"{run.name}: pictures", [Pictures(pairs[:MOST_PICTURES])])] if pairs else [])]
+    shown = thin(pairs, MOST_PICTURES)
+    of_all = f" ({len(shown)} of {len(pairs)}; all are in {path.stem}.html)" if len(shown) < len(pairs) else ""
+    return [table, *([Fold(f"{run.name}: pictures{of_all}", [Pictures(shown)])] if shown else [])]
 
 
 @dataclass(frozen=True)
