@@ -3,8 +3,10 @@
 The attack is deep leakage from gradients as FedDecomp's Section 4.6 uses it: pictures are changed, step by step, until
 the gradient that they cause is like the one that was seen. Likeness is the cosine over all seen tensors together, the
 prior is total variation, steps follow the sign of the slope, and pictures are held to the range of colours. This
-follows the published code of Geiping et al. (arXiv:2003.14053; its README and `reconstruction_algorithms.py` were read,
-of the paper the abstract). FedDecomp says no more of its attack, so steps, rate and prior are settings here.
+follows the published code of Geiping et al. (arXiv:2003.14053; its README, `reconstruction_algorithms.py` and what it
+is called with were read, of the paper the abstract). FedDecomp says no more of its attack, so steps, rate and prior are
+settings here. By default that code takes 4,000 steps and gives total variation a weight of 0.0001 over normalised
+pictures, which for CIFAR-10 is 0.0004 over colours from 0 to 1.
 
 Who the attacker is: the server, or whoever reads its traffic. It knows the recipe with its seed, what the client was
 sent, the shared part of what came back, how many pictures there are and their labels. (The paper is silent on labels;
@@ -15,7 +17,8 @@ of few pictures they can be found from a gradient, and an audit should err on th
 - random numbers that the client drew in training: it draws its own.
 
 What a client keeps that is not private (FedAMP's and pFedSD's last model) it has uploaded before, so that is known.
-Uploaded norm statistics, which could sharpen the attack, are not used.
+Uploaded norm statistics, which could sharpen the attack, are not used. Where a loss has a teacher (pFedSD, FedHM), how
+its answer changes with a picture is left out of the slope.
 
 A kept round N is the state after N rounds; what is attacked is what each client would upload next:
 

@@ -149,5 +149,7 @@ def test_the_generic_part_is_fedavg_with_balanced_softmax() -> None:
 def test_a_model_without_that_head_is_refused() -> None:
     with pytest.raises(ValueError, match="no linear layer 'classifier'; its linear layers are hidden, fc"):
         run(FedRoD(head="classifier"), model=Tiny)
+    with pytest.raises(ValueError, match="gamma must be at least 0, got -1"):
+        FedRoD(gamma=-1.0)
     with pytest.raises(ValueError, match="a binary task has none to balance"):
         run("fedrod", kind="binary")

@@ -29,9 +29,9 @@ class FedAMP(Method):
     xi_ij = alpha A'(||w_i - w_j||^2), A'(d) = exp(-d / sigma) / sigma, xi_ii = 1 - the others; u_i = sum_j xi_ij w_j.
     The client minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2 from its own w_i, which is what is deployed.
 
-    Definition not re-read in the paper. With large alpha, xi_ii is negative and u_i leaves the convex hull; the
-    gradient at w_i does not depend on alpha, so u_i is never used as a starting point here. Only weights are compared
-    and mixed; batch statistics stay as the client has them.
+    Definition not re-read in the paper, whose heuristic variant is not here. With large alpha, xi_ii is negative and
+    u_i leaves the convex hull; the gradient at w_i does not depend on alpha, so u_i is never used as a starting point
+    here. Only weights are compared and mixed; batch statistics stay as the client has them.
 
     Deviations: with partial participation, clients that never took part are left out of the mix, and a newcomer's u_i
     is where it starts. The server has no model of its own: its tensors are where all clients start, and stay so.

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @register("methods", "fedper", paper="arXiv:1912.00818")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """The last layers stay on the client; body and head train together.
+    """The last layers stay on the client; body and head train together, and the body is averaged by data.
+
+    Definition not re-read in the paper, whose code is not public.
 
     Use it where clients label things differently, or have few of the classes: the simplest of the personal methods,
     and the one to beat. New clients start with the first model's head.

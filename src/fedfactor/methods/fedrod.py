@@ -68,6 +68,10 @@ class FedRoD(FedAvg):
     head: str = field(default="fc", metadata=described("name of the classifier, a linear layer"))
     gamma: float = field(default=1.0, metadata=described("exponent of the class counts"))
 
+    def __post_init__(self) -> None:
+        if not self.gamma >= 0:
+            raise ValueError(f"gamma must be at least 0, got {self.gamma:g}")
+
     def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
         """Put a second head beside the model's own."""
         model = build(1.0)
