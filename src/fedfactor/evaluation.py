@@ -136,7 +136,7 @@ class Evaluator:
 
         def counted(jobs: Iterator[Job]) -> Iterator[Job]:
             for job in jobs:
-                self.moved += len(job.message)
+                self.moved += len(job.parcel)
                 yield job
 
         jobs = federation.jobs(kind, server, view, everyone, store=store)

@@ -27,7 +27,7 @@ from fedfactor.rng import torch_rng
 from fedfactor.settings import Capacities, Rounds
 from fedfactor.states import state_sha256
 from fedfactor.store import Changes, HeldTensors, Journal, MemoryStore, Overlay, States, Store, pack
-from fedfactor.wire import BadMessage, Bytes, Message, decode, encode, expect, finite
+from fedfactor.wire import BadMessage, Bytes, Message, Parcel, decode, encode, expect, finite
 
 
 class QuorumLost(RuntimeError):
@@ -388,10 +388,10 @@ class Federation:
             if kind == "train" and self._sizes_change:
                 fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
             tensors = {f"model/{n}": x for n, x in coded.items()} | {f"extra/{n}": x for n, x in extras.items()}
-            message = encode(Message(kind, fields, tensors))
+            parcel = Parcel(Message(kind, fields, tensors))
             if asked is not None:
-                asked[who.client] = Asked(who, plan, decode_down(setup.codec, trained, coded), extras, len(message))
-            yield Job(who.client, message, store.read("client", who.client))
+                asked[who.client] = Asked(who, plan, decode_down(setup.codec, trained, coded), extras, len(parcel))
+            yield Job(who.client, parcel, store.read("client", who.client))
 
     # Back from them.
 

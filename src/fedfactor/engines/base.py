@@ -7,16 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedfactor.client import Setup
-from fedfactor.wire import Bytes
+from fedfactor.wire import Bytes, Parcel
 
 
 @dataclass(frozen=True)
 class Job:
-    """Bytes for one client, and the state it builds on."""
+    """A message for one client, and the state it builds on."""
 
     client: int
-    message: Bytes
+    parcel: Parcel
+    """An engine may write it straight to where the client reads it."""
     state: Bytes | None
+
+    @property
+    def message(self) -> Bytes:
+        """The message's bytes."""
+        return self.parcel.write()
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from torch import Tensor
 from fedfactor import profile
 from fedfactor.client import Setup, work
 from fedfactor.engines.base import Done, Job
-from fedfactor.wire import Bytes, Room
+from fedfactor.wire import Bytes, Parcel, Room
 
 LIVES = 3
 """Workers that a job may kill before it counts as failed."""
@@ -57,11 +57,13 @@ class Letters:
         assert self._room is not None
         return self._room
 
-    def write(self, *parts: Bytes | None) -> list[int]:
+    def write(self, *parts: Parcel | Bytes | None) -> list[int]:
         """Put parts in and return their sizes, which the reader has to be told."""
         sizes = [-1 if part is None else len(part) for part in parts]
         for place, part in zip(self._places(sizes, grow=True), parts, strict=True):
-            if place is not None and part is not None and part is not self._room:
+            if isinstance(part, Parcel):
+                part.write(place)
+            elif place is not None and part is not None and part is not self._room:
                 place[:] = part
         return sizes
 
@@ -267,7 +269,7 @@ class Pool:
         found = []
         for job in islice(coming, 1):
             place = self._blank.pop()
-            found.append(Laid(job, place, self._downs[place].write(job.message, job.state)))
+            found.append(Laid(job, place, self._downs[place].write(job.parcel, job.state)))
         return found
 
     def close(self) -> None:

@@ -1,7 +1,18 @@
 """Messages, their bytes, and the codecs that make them smaller."""
 
 from fedfactor.wire.codecs import Codec, FedPAQ, Float16, Float32, Int8, TopK
-from fedfactor.wire.message import BadMessage, Bytes, Message, Room, decode, encode, expect, finite, read_weights
+from fedfactor.wire.message import (
+    BadMessage,
+    Bytes,
+    Message,
+    Parcel,
+    Room,
+    decode,
+    encode,
+    expect,
+    finite,
+    read_weights,
+)
 
 __all__ = [
     "BadMessage",
@@ -12,6 +23,7 @@ __all__ = [
     "Float32",
     "Int8",
     "Message",
+    "Parcel",
     "Room",
     "TopK",
     "decode",

@@ -61,12 +61,36 @@ Room = Callable[[int], memoryview]
 """Gives so many bytes that can be written to."""
 
 
-@timed("encoding")
-def encode(message: Message, room: Room | None = None) -> Bytes:
-    """Write a message as bytes, into `room` if there is one; equal messages give equal bytes.
+class Parcel:
+    """A message laid out to be written: its header, and its tensors where they are."""
 
-    They can be written to, so that decoding them copies nothing.
-    """
+    def __init__(self, message: Message) -> None:
+        self._parts = _parts(message)
+        self._length = sum(map(len, self._parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @timed("encoding")
+    def write(self, room: memoryview | None = None) -> Bytes:
+        """Return the message's bytes, in `room` if there is one; they can be written to: decoding copies nothing."""
+        if room is None:
+            return bytearray().join(self._parts)
+        begin = 0
+        for part in self._parts:
+            room[begin : begin + len(part)] = part
+            begin += len(part)
+        return room
+
+
+def encode(message: Message, room: Room | None = None) -> Bytes:
+    """Write a message as bytes, into `room` if there is one; equal messages give equal bytes."""
+    parcel = Parcel(message)
+    return parcel.write(None if room is None else room(len(parcel)))
+
+
+@timed("encoding")
+def _parts(message: Message) -> list[memoryview]:
     header: dict[str, Any] = {
         "__metadata__": {
             "fedfactor": FORMAT,
@@ -89,14 +113,7 @@ def encode(message: Message, room: Room | None = None) -> Bytes:
     if len(text) > LONGEST_HEADER:
         raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
     text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
-    parts = [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
-    if room is None:
-        return bytearray().join(parts)
-    data, begin = room(sum(map(len, parts))), 0
-    for part in parts:
-        data[begin : begin + len(part)] = part
-        begin += len(part)
-    return data
+    return [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
 
 
 def _raw(tensor: Tensor) -> memoryview:
