@@ -272,9 +272,10 @@ class Descent:
         for name, parameter in parameters.items():
             decay = setup.training.weight_decay if setup.method.decays(name, network) else 0.0
             self._groups.setdefault((lr * setup.method.pace(name), decay), []).append(parameter)
+        # Where a step writes without autograd's knowing: cheaper than telling it to look away at every step.
+        self._values = {parameter: parameter.detach() for parameter in parameters.values()}
         self._pulls: dict[nn.Parameter, Tensor] = {}
 
-    @torch.no_grad()
     def step(self) -> None:
         """Step along the gradients; parameters without one stay."""
         for (lr, decay), members in self._groups.items():
@@ -290,13 +291,13 @@ class Descent:
             self._move(new, [self._pulls[parameter] for parameter in new], lr, decay, first=True)
 
     def _move(
-        self, moving: Sequence[Tensor], pulls: list[Tensor], lr: float, decay: float, *, first: bool = False
+        self, moving: Sequence[nn.Parameter], pulls: list[Tensor], lr: float, decay: float, *, first: bool = False
     ) -> None:
         if not moving:
             return
         gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
         torch._fused_sgd_(
-            list(moving), gradients, pulls, lr=lr, momentum=self._momentum,
+            [self._values[parameter] for parameter in moving], gradients, pulls, lr=lr, momentum=self._momentum,
             weight_decay=decay, dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
         )  # fmt: skip
 

@@ -95,7 +95,7 @@ def _parts(message: Message) -> list[memoryview]:
         "__metadata__": {
             "fedfactor": FORMAT,
             "kind": message.kind,
-            "fields": json.dumps(message.fields, sort_keys=True, separators=(",", ":")),
+            "fields": _SORTED.encode(message.fields),
         }
     }
     views, position = [], 0
@@ -109,7 +109,7 @@ def _parts(message: Message) -> list[memoryview]:
         }
         position += size
         views.append(_raw(tensor))
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _WRITER.encode(header).encode()
     if len(text) > LONGEST_HEADER:
         raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
     text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
@@ -156,14 +156,22 @@ def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
     return metadata, _tensors(header, buffer[8 + length :])
 
 
-def _parse(text: bytes | str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise BadMessage("the header names something twice")
-        return dict(pairs)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadMessage("the header names something twice")
+    return found
 
+
+# Made once: a message of a small model takes less time than json's own functions take to make these.
+_READER = json.JSONDecoder(object_pairs_hook=_unique)
+_WRITER = json.JSONEncoder(separators=(",", ":"))
+_SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+def _parse(text: bytes | str) -> dict[str, Any]:
     try:
-        parsed = json.loads(text, object_pairs_hook=unique)
+        parsed = _READER.decode(text if isinstance(text, str) else text.decode())
     except BadMessage:
         raise
     except (ValueError, RecursionError) as error:
@@ -241,7 +249,7 @@ def finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     precise = torch.promote_types(tensor.dtype, torch.float32)
-    return bool(torch.isfinite(torch.linalg.vector_norm(tensor, dtype=precise)))
+    return math.isfinite(torch.linalg.vector_norm(tensor, dtype=precise))
 
 
 def _some(names: Iterable[str]) -> str:
