@@ -27,9 +27,9 @@ picture: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# Two processes, one torch thread each: the same split the engines use.
+# One torch thread each, as in the engines; one process more than two cores, since some tests wait for processes of their own.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
 # Real deployments of Flower's programs on this machine, one after the other: takes many minutes.
 test-deploy: $(READY)

@@ -1,6 +1,6 @@
 """Runs that are killed: a process of its own that ends itself, or is ended, and starts again until the run is done.
 
-`python -m tests.conformance.killing exit METHOD DIR` ends a forked child at every point of every commit in turn.
+`python -m tests.conformance.killing exit METHODS DIR` ends a forked child at every point of every commit in turn.
 `python -m tests.conformance.killing run METHOD DIR` runs once, announcing every commit, to be killed from outside.
 `python -m tests.conformance.killing command METHODS DIR` kills `fedfactor run` at random moments in forked children.
 """
@@ -23,7 +23,7 @@ from fedfactor.recipe import read, resolve
 from fedfactor.run import run as run_recipe
 from tests.conformance.tiny import run
 
-ROUNDS = 3
+ROUNDS = 2
 POINTS = ("before", "states", "pointer")
 
 
@@ -67,8 +67,8 @@ def outcome(method: str, directory: Path | None, **settings: object) -> dict[str
     return {"weights": summary["weights_sha256"], "private": summary["private_sha256"], "events": events}
 
 
-def exit_everywhere(method: str, directory: Path) -> None:
-    """End a run at every point of every commit, resume it, and print how many ends landed and whether all agree."""
+def exit_everywhere(method: str, directory: Path) -> dict[str, object]:
+    """End a run at every point of every commit, resume it, and return how many ends landed and which differ."""
     expected, landed, differing = outcome(method, None), 0, []
     for commit in range(ROUNDS + 1):
         for point in POINTS:
@@ -81,7 +81,7 @@ def exit_everywhere(method: str, directory: Path) -> None:
             landed += in_child(killed) == 9
             if outcome(method, here) != expected:
                 differing.append(f"{commit}-{point}")
-    print(json.dumps({"landed": landed, "differing": differing}))
+    return {"landed": landed, "differing": differing}
 
 
 RECIPE = """
@@ -149,11 +149,9 @@ def left_behind(directory: Path) -> dict[str, object]:
 def main(how: str, method: str, directory: str) -> None:
     """Dispatch the three uses above."""
     torch.set_num_threads(1)
-    if how == "command":
-        print(json.dumps({name: command(name, Path(directory) / name) for name in method.split(",")}))
-        return
-    if how == "exit":
-        exit_everywhere(method, Path(directory))
+    if how != "run":
+        do = {"command": command, "exit": exit_everywhere}[how]
+        print(json.dumps({name: do(name, Path(directory) / name) for name in method.split(",")}))
         return
     original = store.DiskStore.commit
 

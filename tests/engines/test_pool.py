@@ -18,7 +18,7 @@ import torch
 
 from fedfactor.client import Setup
 from fedfactor.engines import Done, Job, Pool
-from fedfactor.engines.pool import Letters, Shelf, Unstarted, share
+from fedfactor.engines.pool import Laid, Letters, Shelf, Unstarted, share
 from fedfactor.methods import HeteroFL
 from fedfactor.registry import entries
 from fedfactor.wire import Message, decode, encode
@@ -134,11 +134,15 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
     with Pool(2) as pool:
 
         def kill() -> None:
+            struck: list[Laid | None] = []  # a job that loses three workers, on a slow machine, would be given up
             while not stop.wait(2.0):
-                alive = [worker.process.pid for worker in pool._crew if worker.process.is_alive()]
-                if alive:
-                    killed.append(random.choice(alive))
-                    os.kill(killed[-1], signal.SIGKILL)
+                alive = [(worker.process.pid, worker.busy) for worker in pool._crew if worker.process.is_alive()]
+                victims = [(pid, laid) for pid, laid in alive if laid is None or all(laid is not one for one in struck)]
+                if victims:
+                    pid, laid = random.choice(victims)
+                    struck.append(laid)
+                    killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
