@@ -277,7 +277,9 @@ def claims(path: Path) -> list[Claim]:
     found = []
     for section in re.split("^## ", path.read_text(), flags=re.M)[1:]:
         title, _, text = section.partition("\n")
-        commands = re.findall(r"^(?:    )?(fedfactor .*|python .*)$", text, flags=re.M)
+        words = dict(re.findall(r'^ *([A-Z]+)="(.*)"$', text, flags=re.M))  # of a shell, which a row has not
+        lines = re.findall(r"^(?:    )?(fedfactor .*|python .*)$", text, flags=re.M)
+        commands = [re.sub(r"\$([A-Z]+)", lambda name: words[name[1]], line) for line in lines]
         for bullet in re.findall(r"^- (\*[^*].*?)(?=^- |^\n|\Z)", text, flags=re.M | re.S):
             claim, _, outcome = " ".join(bullet.split())[1:].partition("*")
             ruled = Claim(path.name, title, tuple(commands), claim, outcome.lstrip(":, "))

@@ -38,6 +38,10 @@ class Transform(Protocol):
 class AsStored:
     """Inputs go to the model as they are stored."""
 
+    def __str__(self) -> str:
+        """Say what is done: nothing."""
+        return "x"
+
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
         """Return the batch."""
         return batch

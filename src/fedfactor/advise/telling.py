@@ -38,7 +38,7 @@ def sentence(found: Plan) -> str:
     times = f"{saved[0]:.3g}" if f"{saved[0]:.3g}" == f"{saved[1]:.3g}" else f"{saved[0]:.3g} to {saved[1]:.3g}"
     return (
         f"Take {fit.method.name} ({sizes}): {among}, its clients compute the largest share of the dense model "
-        f"({100 * fit.share:.3g} % on average), at {times} times fewer bytes than dense FedAvg{bound}."
+        f"({100 * fit.share:.3g} % on average); dense FedAvg moves {times} times the bytes{bound}."
     )
 
 

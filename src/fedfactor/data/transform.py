@@ -34,6 +34,10 @@ NORMS: dict[str, tuple[Floats, Floats]] = {
 class Tokens:
     """Token ids are kept in few bytes; embeddings read 64-bit ids."""
 
+    def __str__(self) -> str:
+        """Say what is done, without a word of this library's."""
+        return "x as int64"
+
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
         """Return the ids as int64."""
         return batch.long()
@@ -71,6 +75,11 @@ class Transform:
         # (x / 255 - mean) / std in one multiplication and one addition
         object.__setattr__(self, "_scale", (1 / (255 * std)).float().view(-1, 1, 1))
         object.__setattr__(self, "_shift", (-mean / std).float().view(-1, 1, 1))
+
+    def __str__(self) -> str:
+        """Say what a deployed model's inputs are made of, without a word of this library's."""
+        mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (self.mean, self.std))
+        return f"(x / 255 - [{mean}]) / [{std}]"
 
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
         """Augment and normalise a batch (N, C, H, W) of bytes."""

@@ -39,8 +39,8 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         "|---|---|",
         f"| network | `{recipe.tables['model']['name']}`, {count:,} parameters, ordinary layers |",
         f"| input | (batch, {', '.join(map(str, taken.batch.shape[1:]))}) of "
-        f"{str(taken.batch.dtype).removeprefix('torch.')}, made by `{facts['transform']}` from "
-        f"{facts['input_dtype']} as the data set has it |",
+        f"{str(taken.batch.dtype).removeprefix('torch.')}: `{facts['transform']}`, where x is {facts['input_dtype']} "
+        "as the data set has it |",
         f"| output | {_output(facts)} |",
         f"| data | `{recipe.tables['data']['name']}` over {facts['clients']} clients, partition "
         f"`{recipe.tables['partition']['kind']}` |",

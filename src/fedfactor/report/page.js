@@ -51,7 +51,7 @@
       showlegend: false,
       margin: { l: 60, r: 12, t: 12, b: 48 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 13 },
-      legend: { orientation: "h", y: -0.22 },
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
       hovermode: "closest",
       barmode: "group",
     };

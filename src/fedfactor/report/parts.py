@@ -215,18 +215,19 @@ def bars(
     """Draw a group's means as bars with their intervals, which end at 0."""
     halves = [None if one is None or one.half is None else number(scale * one.half) for one in values]
     heights = [None if one is None else number(scale * one.value) for one in values]
+    whiskers = {
+        "type": "data",
+        "symmetric": False,
+        "array": halves,
+        "arrayminus": [None if a is None or b is None else min(a, b) for a, b in zip(halves, heights, strict=True)],
+        "thickness": 1.5,
+        "color": "#808a9d",
+    }
     return {
         "type": "bar",
         "x": [label(x) for x in xs],
         "y": heights,
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": halves,
-            "arrayminus": [None if a is None or b is None else min(a, b) for a, b in zip(halves, heights, strict=True)],
-            "thickness": 1.5,
-            "color": "#808a9d",
-        },
+        **({"error_y": whiskers} if any(halves) else {}),
         "name": label(group.label),
         "marker": {"color": colour(group.number)},
         "hovertemplate": hover,
