@@ -277,15 +277,22 @@ def claims(path: Path) -> list[Claim]:
     found = []
     for section in re.split("^## ", path.read_text(), flags=re.M)[1:]:
         title, _, text = section.partition("\n")
-        words = dict(re.findall(r'^ *([A-Z]+)="(.*)"$', text, flags=re.M))  # of a shell, which a row has not
+        words = re.findall(r'^ *([A-Z]+)="(.*)"$', text, flags=re.M)
         lines = re.findall(r"^(?:    )?(fedfactor .*|python .*)$", text, flags=re.M)
-        commands = [re.sub(r"\$([A-Z]+)", lambda name: words[name[1]], line) for line in lines]
+        commands = [_spoken(line, words) for line in lines]
         for bullet in re.findall(r"^- (\*[^*].*?)(?=^- |^\n|\Z)", text, flags=re.M | re.S):
             claim, _, outcome = " ".join(bullet.split())[1:].partition("*")
             ruled = Claim(path.name, title, tuple(commands), claim, outcome.lstrip(":, "))
             if ruled.rulings:
                 found.append(ruled)
     return found
+
+
+def _spoken(command: str, words: Sequence[tuple[str, str]]) -> str:
+    """Put what a shell's words stand for in their place: a row has no shell."""
+    for name, value in words:
+        command = command.replace(f"${name}", value)
+    return command
 
 
 def claims_table() -> str:

@@ -6,14 +6,14 @@ import json
 import subprocess
 import sys
 
+from tests import warm
 
-def fedfactor(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+fedfactor = warm.run
 
 
 def test_help_names_the_commands() -> None:
-    done = fedfactor("--help")
+    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "tables" in done.stdout
 

@@ -20,6 +20,7 @@ from fedfactor import registry
 from fedfactor.plan import Reply
 from fedfactor.registry import entries
 from fedfactor.tables import compute
+from tests import warm
 from tests.conformance import test_promises as promises
 from tests.conformance.tiny import run
 
@@ -145,9 +146,8 @@ def test_marks_in_pages_are_known() -> None:
 def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    for name, words in {"python": "", "fedfactor": "-c 'from fedfactor.cli import main; main()'"}.items():
-        (bin_ / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (bin_ / name).chmod(0o755)
+    for name in ("python", "fedfactor"):
+        warm.program(bin_ / name, name)
     source = str(Path(registry.__file__).parents[1])
     script = ["set -e", f"export PATH={bin_}:$PATH PYTHONPATH={source}"]
     for language, title, body in blocks("tutorial.md"):

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from fedfactor.new import new
+from tests import warm
 
 ROOT = Path(__file__).parents[1]
 
 
-def fedfactor(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+fedfactor = warm.run
 
 
 def installed(folder: Path, name: str) -> dict[str, str]:

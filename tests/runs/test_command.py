@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedfactor.store import DiskStore
+from tests import warm
 
 RECIPE = """
 [data]
@@ -41,8 +42,7 @@ def command(*words: object) -> list[str]:
     return [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
 
 
-def call(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False)
+call = warm.run
 
 
 def recipe(folder: Path, method: str = "fedavg", text: str = "") -> Path:
@@ -111,7 +111,8 @@ def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
     path, out = recipe(tmp_path, "pfedpara", "[run]\nkeep_rounds = [2]\n"), tmp_path / "out"
     done = call("run", path, "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "round 4/4" in done.stdout and "ratio" in done.stdout
+    assert "round 4/4" in done.stdout and f"next: fedfactor report {out}" in done.stdout
+    assert "ratio" not in done.stdout  # there is no other run to compare with
     summary = json.loads((out / "summary.json").read_text())
     wanted = {"final_accuracy", "best_accuracy", "rounds", "bytes_up", "bytes_down", "seconds", "failures", "versions"}
     assert wanted | {"weights_sha256", "private_sha256"} <= set(summary)
