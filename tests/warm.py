@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import types
 from functools import cache
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 CLIENT = """import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as place:
     place.connect({place!r})
@@ -99,19 +101,17 @@ def answer(asker: socket.socket) -> list[str]:
     return found
 
 
+NEEDED = (
+    "fedfactor.advise", "fedfactor.cli", "fedfactor.compare", "fedfactor.engines", "fedfactor.export", "fedfactor.loggers",
+    "fedfactor.report", "fedfactor.screen", "fedfactor.simulation", "plotly.offline", "sklearn.datasets",
+    "torch._dynamo",  # counting operations does
+)  # fmt: skip
+
+
 def main() -> None:
     """Import what commands need, then be whatever is asked for."""
-
-    import fedfactor.advise
-    import fedfactor.cli
-    import fedfactor.compare
-    import fedfactor.engines
-    import fedfactor.export
-    import fedfactor.loggers
-    import fedfactor.report
-    import fedfactor.screen
-    import fedfactor.simulation
-
+    for name in NEEDED:
+        importlib.import_module(name)
     gc.freeze()  # what is shared is not looked through again
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who answer
     if os.fork() == 0:
@@ -123,7 +123,7 @@ def main() -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")  # not this file, for processes that come of it
     if name == "fedfactor":
         sys.argv = ["fedfactor", *words]
-        fedfactor.cli.main()
+        importlib.import_module("fedfactor.cli").main()
     else:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).parent.resolve()))
