@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,6 @@ from fedfactor.flower.local import Deployment, run_local
 from tests.deploy.running import HASHES, events, finish, inline, listening, own_processes, recipe
 
 pytestmark = pytest.mark.deploy
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("bits")
-    with Deployment(folder / "flower") as found:
-        for client in range(4):
-            found.join(str(client), {"client": client, "state-dir": str(folder / "states")})
-        yield found
 
 
 @pytest.mark.parametrize("method", ["fedpara", "prism", "feddecomp"])

@@ -58,28 +58,30 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
     assert found["weights_sha256"] == inline(one, without=liars)["weights_sha256"]
 
 
-def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_state(tmp_path: Path) -> None:
-    one = recipe("feddecomp", rounds=10, clients=3)
+def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_state(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    one = recipe("feddecomp", rounds=10)
     directory = tmp_path / "run"
-    with Deployment(tmp_path / "flower") as deployment:
-        run = deployment.control.start(write_app(one, tmp_path / "app", directory), {})
-        for client in range(3):
-            deployment.join(str(client), {"client": client, "state-dir": str(tmp_path / "states" / str(client))})
-        wait_for(lambda: len(events(directory)) >= 2, 400, "two rounds")
-        node = deployment.nodes["1"]
-        assert node.program is not None
-        # In the middle: its ClientApp is at work.
-        keeper = node.program.keeper
-        wait_for(lambda: _runs("flwr-clientapp", keeper), 400, "the next job")
-        os.kill(process_named("flower-supernode", keeper), signal.SIGKILL)
-        finish(deployment, run, 900)
-        assert node.starts > 1
+    run = deployment.control.start(write_app(one, tmp_path / "app", directory), {})
+    wait_for(lambda: len(events(directory)) >= 1, 400, "a round")
+    node = deployment.nodes["1"]
+    starts = node.starts
+    assert node.program is not None
+    # In the middle: its ClientApp is at work.
+    keeper = node.program.keeper
+    wait_for(lambda: _runs("flwr-clientapp", keeper), 400, "the next job")
+    os.kill(process_named("flower-supernode", keeper), signal.SIGKILL)
+    finish(deployment, run, 900)
+    assert node.starts > starts
     rounds = events(directory)
     failed = [event for event in rounds if any(failure["client"] == 1 for failure in event["failures"])]
     assert failed, "the failure should be named"
     assert len(rounds) == 10
     assert not rounds[-1]["failures"], rounds[-1]["failures"]  # it is back, and what it builds on is there
-    assert list((tmp_path / "states" / "1").glob("*/client-1/*"))
+    states = deployment.home.parent / "states" / "1"
+    name = json.loads((directory / "flower.json").read_text())["run"]
+    assert list((states / name / "client-1").glob("10.*"))
 
 
 def _runs(name: str, of: int) -> bool:
@@ -188,22 +190,27 @@ def test_flower_local_leaves_nothing_after_ctrl_c_sigterm_or_sigkill_and_carries
     assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}
 
 
-def test_a_stranger_and_a_false_server_are_refused_in_words(tmp_path: Path) -> None:
-    with Deployment(tmp_path / "flower") as deployment:
-        assert deployment.certificates is not None
-        false = server_certificates(tmp_path / "false", ["127.0.0.1"], 1)
+def test_a_stranger_and_a_false_server_are_refused_in_words(deployment: Deployment, tmp_path: Path) -> None:
+    assert deployment.certificates is not None
+    false = server_certificates(tmp_path / "false", ["127.0.0.1"], 1)
 
-        def join(authority: Path, log: Path) -> list[str]:
-            words = ["flower", "join", deployment.address, "--client", "0", "--ca", str(authority)]
-            return [*words, "--key", str(tmp_path / "key"), "--state", str(tmp_path / "state")]
+    def join(authority: Path) -> list[str]:
+        words = ["flower", "join", deployment.address, "--client", "4", "--ca", str(authority)]
+        return [*words, "--key", str(tmp_path / "key"), "--state", str(tmp_path / "state")]
 
-        log = tmp_path / "false.log"
-        with command(*join(false.authority, log), log=log) as process:
-            assert process.wait(400) == 2
-        assert "shows a certificate that is not of our ca.crt" in log.read_text()
-        log = tmp_path / "stranger.log"
-        with command(*join(deployment.certificates.authority, log), log=log) as process:
-            wait_for(lambda: "does not accept this node's key" in log.read_text(), 400, "the refusal")
-            assert process.poll() is None  # it tries again
-            deployment.control.register(tmp_path / "key.pub", "0")
-            wait_for(lambda: deployment.control.nodes()[0].status == "online", 400, "the node")
+    def status() -> str:
+        return next((node.status for node in deployment.control.nodes() if node.name == "stranger"), "none")
+
+    log = tmp_path / "false.log"
+    with command(*join(false.authority), log=log) as process:
+        assert process.wait(400) == 2
+    assert "shows a certificate that is not of our ca.crt" in log.read_text()
+    log = tmp_path / "stranger.log"
+    with command(*join(deployment.certificates.authority), log=log) as process:
+        wait_for(lambda: "does not accept this node's key" in log.read_text(), 400, "the refusal")
+        assert process.poll() is None  # it tries again
+        deployment.control.register(tmp_path / "key.pub", "stranger")
+        wait_for(lambda: status() == "online", 400, "the node")
+        process.terminate()
+        assert process.wait(60) == 0
+    assert status() == "offline", "it took its leave"

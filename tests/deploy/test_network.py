@@ -49,16 +49,15 @@ def test_the_watch_sees_calls(tmp_path: Path) -> None:
     assert not is_here("telemetry.flower.ai")
 
 
-def test_other_machines_cannot_start_runs_or_register_keys(tmp_path: Path) -> None:
-    with Deployment(tmp_path / "flower") as deployment:
-        assert deployment.certificates is not None
-        # On Linux all of 127.0.0.0/8 is this machine: a caller from 127.0.0.2 stands for another one.
-        trust = ssl.create_default_context(cafile=str(deployment.certificates.authority))
-        transport = httpx.HTTPTransport(verify=trust, local_address="127.0.0.2")
-        with httpx.Client(transport=transport, base_url=f"https://{deployment.address}") as other:
-            for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
-                answer = other.post(path)
-                assert answer.status_code == 403, path
-                assert "only the machine of the SuperLink" in answer.text
-            assert other.get("/health").status_code == 200
-            assert other.post("/v1/fleet/pull-messages").status_code != 403
+def test_other_machines_cannot_start_runs_or_register_keys(deployment: Deployment) -> None:
+    assert deployment.certificates is not None
+    # On Linux all of 127.0.0.0/8 is this machine: a caller from 127.0.0.2 stands for another one.
+    trust = ssl.create_default_context(cafile=str(deployment.certificates.authority))
+    transport = httpx.HTTPTransport(verify=trust, local_address="127.0.0.2")
+    with httpx.Client(transport=transport, base_url=f"https://{deployment.address}") as other:
+        for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
+            answer = other.post(path)
+            assert answer.status_code == 403, path
+            assert "only the machine of the SuperLink" in answer.text
+        assert other.get("/health").status_code == 200
+        assert other.post("/v1/fleet/pull-messages").status_code != 403
