@@ -23,6 +23,7 @@ def test_the_same_bits_as_in_one_process_and_nothing_is_left(tmp_path: Path) -> 
     found = run_local(one, tmp_path / "run", simulation=True, on_event=lambda event: told.append(event["event"]))
     expected = inline(one)
     assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}
-    assert told == ["start", "committed", *["round", "committed"] * 3]
+    assert [event for event in told if event != "committed"] == ["start", "round", "round", "round"]
+    assert told[-1] == "committed", "rounds are quicker than looks at them: some are told together"
     assert (own_processes(), leftovers()) == before
     assert not (tmp_path / "run" / "flower").exists()
