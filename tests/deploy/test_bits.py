@@ -10,32 +10,28 @@ from pathlib import Path
 import pytest
 
 from fedfactor.flower.app import write_app
-from fedfactor.flower.local import Deployment, run_local
-from tests.deploy.running import HASHES, events, finish, inline, listening, own_processes, recipe
+from fedfactor.flower.local import Deployment
+from tests.deploy.running import HASHES, events, finish, inline, listening, recipe
 
 pytestmark = pytest.mark.deploy
 
 
-@pytest.mark.parametrize("method", ["fedpara", "prism", "feddecomp"])
-def test_the_same_bits_as_in_one_process(method: str, deployment: Deployment, tmp_path: Path) -> None:
-    levels = {"levels": [1.0, 0.5], "shares": [0.5, 0.5]} if method == "prism" else {}
-    one = recipe(method, rounds=3, **({"capacities": levels} if levels else {}))
-    run = deployment.control.start(write_app(one, tmp_path / "app", tmp_path / "run"), {})
-    finish(deployment, run)
-    found, expected = json.loads((tmp_path / "run" / "summary.json").read_text()), inline(one)
-    assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}
-    for key in ("bytes_up", "bytes_down", "macs", "failures", "measured"):
-        assert found[key] == expected[key], key
-    assert found["failures"] == 0
-
-
-def test_flower_local_runs_a_recipe_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    one, told, before = recipe("feddecomp", rounds=2, clients=2), [], own_processes()
-    found = run_local(one, tmp_path / "run", on_event=told.append)
-    assert {key: found[key] for key in HASHES} == {key: inline(one)[key] for key in HASHES}
-    assert [event["event"] for event in told] == ["start", "committed", "round", "committed", "round", "committed"]
-    assert own_processes() <= before
-    assert not (tmp_path / "run" / "flower").exists()
+def test_the_same_bits_as_in_one_process_of_three_runs_at_once(deployment: Deployment, tmp_path: Path) -> None:
+    halves = {"levels": [1.0, 0.5], "shares": [0.5, 0.5]}
+    recipes = {
+        "fedpara": recipe("fedpara", rounds=3),
+        "prism": recipe("prism", rounds=3, capacities=halves),
+        "feddecomp": recipe("feddecomp", rounds=3),
+    }
+    runs = {}
+    for method, one in recipes.items():
+        runs[method] = deployment.control.start(write_app(one, tmp_path / f"{method}-app", tmp_path / method), {})
+    for method, run in runs.items():
+        finish(deployment, run)
+        found, expected = json.loads((tmp_path / method / "summary.json").read_text()), inline(recipes[method])
+        for key in (*HASHES, "bytes_up", "bytes_down", "macs", "failures", "measured"):
+            assert found[key] == expected[key], (method, key)
+        assert found["failures"] == 0
 
 
 class CountingProxy:

@@ -16,7 +16,7 @@ import pytest
 from fedfactor.flower.app import write_app
 from fedfactor.flower.certificates import server_certificates
 from fedfactor.flower.local import Deployment, committed
-from fedfactor.flower.programs import environment, free_port
+from fedfactor.flower.programs import Supervised, environment, free_port
 from tests.deploy.running import (
     HASHES,
     events,
@@ -39,7 +39,7 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
         "fedpara", rounds=1, clients=6, train={"rounds": 1, "cohort": 6, "batch": 32, "lr": 0.05, "quorum": 0.1}
     )
     with Deployment(tmp_path / "flower") as deployment:
-        app = write_app(one, tmp_path / "app", tmp_path / "run", config={"deadline": 90.0})
+        app = write_app(one, tmp_path / "app", tmp_path / "run", config={"deadline": 60.0})
         run = deployment.control.start(app, {})
         deployment.join("0", {"client": 0, "state-dir": str(tmp_path / "states")})
         for client, behaviour in liars.items():
@@ -53,15 +53,17 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
     assert "expected torch.float32 [" in reasons[2]
     assert "reply for" in reasons[3]
     assert "header" in reasons[4]
-    assert reasons[5] == "did not answer within 90 seconds"
+    assert reasons[5] == "did not answer within 60 seconds"
     found = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["weights_sha256"] == inline(one, without=liars)["weights_sha256"]
 
 
 def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_state(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = recipe("feddecomp", rounds=10)
+    rounds = 7
+    monkeypatch.setattr(Supervised, "LONGEST", 5.0)  # it is refused until Flower takes it for gone: a minute
+    one = recipe("feddecomp", rounds=rounds)
     directory = tmp_path / "run"
     run = deployment.control.start(write_app(one, tmp_path / "app", directory), {})
     wait_for(lambda: len(events(directory)) >= 1, 400, "a round")
@@ -74,14 +76,13 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     os.kill(process_named("flower-supernode", keeper), signal.SIGKILL)
     finish(deployment, run, 900)
     assert node.starts > starts
-    rounds = events(directory)
-    failed = [event for event in rounds if any(failure["client"] == 1 for failure in event["failures"])]
-    assert failed, "the failure should be named"
-    assert len(rounds) == 10
-    assert not rounds[-1]["failures"], rounds[-1]["failures"]  # it is back, and what it builds on is there
+    done = events(directory)
+    assert any(failure["client"] == 1 for event in done for failure in event["failures"]), "it should be named"
+    assert len(done) == rounds
+    assert not done[-1]["failures"], done[-1]["failures"]  # it is back, and what it builds on is there
     states = deployment.home.parent / "states" / "1"
     name = json.loads((directory / "flower.json").read_text())["run"]
-    assert list((states / name / "client-1").glob("10.*"))
+    assert list((states / name / "client-1").glob(f"{rounds}.*"))
 
 
 def _runs(name: str, of: int) -> bool:
@@ -122,7 +123,7 @@ def command(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> None:
-    rounds = 8
+    rounds = 5
     recipe_file, out, site, port = tmp_path / "digits.toml", tmp_path / "run", tmp_path / "site", str(free_port())
     recipe_file.write_text(RECIPE.replace("ROUNDS", str(rounds)))
     before = own_processes()
@@ -143,9 +144,9 @@ def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> No
                 (site / "keys" / f"{client}.pub").write_bytes(public.read_bytes())
             wait_for(lambda: committed(out) >= 1, 400, "the first round")
             _kill_below(server.pid, "superlink.py")
-            wait_for(lambda: committed(out) >= 3, 400, "two rounds after the SuperLink was killed")
+            wait_for(lambda: committed(out) >= 2, 400, "a round after the SuperLink was killed")
             _kill_below(server.pid, "flwr-serverapp")
-            wait_for(lambda: committed(out) >= 5, 400, "two rounds after the ServerApp was killed")
+            wait_for(lambda: committed(out) >= 3, 400, "a round after the ServerApp was killed")
             server.kill()
             server.wait()
             assert committed(out) < rounds

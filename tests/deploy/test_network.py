@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from fedfactor.flower.local import Deployment, run_local
-from tests.deploy.running import WATCHED, recipe
+from tests.deploy.running import HASHES, WATCHED, inline, own_processes, recipe
 from tests.deploy.watched.sitecustomize import is_here
 
 pytestmark = pytest.mark.deploy
@@ -22,11 +22,18 @@ def told(log: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_nobody_outside_is_called_and_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "watched"
+def test_flower_local_calls_nobody_outside_installs_nothing_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, before = tmp_path / "watched", own_processes()
     monkeypatch.setenv("WATCHED", str(log))
     monkeypatch.setattr(sys, "path", [str(WATCHED), *sys.path])
-    run_local(recipe("fedpara", rounds=1, clients=2), tmp_path / "run")
+    one, heard = recipe("feddecomp", rounds=2, clients=2), list[str]()
+    found = run_local(one, tmp_path / "run", on_event=lambda event: heard.append(event["event"]))
+    assert {key: found[key] for key in HASHES} == {key: inline(one)[key] for key in HASHES}
+    assert heard == ["start", "committed", "round", "committed", "round", "committed"]
+    assert own_processes() <= before
+    assert not (tmp_path / "run" / "flower").exists()
     seen = told(log)
     by = " ".join(line["by"] for line in seen)
     for program in ("superlink.py", "flower-superexec", "flwr-serverapp", "flower-supernode", "flwr-clientapp"):
