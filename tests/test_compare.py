@@ -20,6 +20,7 @@ import fedfactor
 from fedfactor.compare import Cell, Outcome, cells, compare, csv_text, latex, lines, table
 from fedfactor.recipe import RecipeError, override
 from fedfactor.run import RunError
+from tests import warm
 
 TABLES: dict[str, Any] = {
     "name": "side",
@@ -132,7 +133,7 @@ def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) -> None:
-    tables = override(TABLES, ["train.rounds=40"])
+    tables = override(TABLES, ["train.rounds=25"])
     (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
     words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--jobs", 2, "--json")
     command = [
@@ -158,7 +159,8 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
     _, said = process.communicate()
     assert process.returncode == 130 and "interrupted; the same command carries on" in said
     assert not all(path.with_name("summary.json").exists() for path in journals)
-    again = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    again = warm.run(*words, "-o", tmp_path / "cut", cwd=ROOT)
+    assert again.returncode == 0, again.stderr
     assert [line["seeds"] for line in json.loads(again.stdout)] == [2]
     assert (tmp_path / "cut" / "report.html").read_text().count("heterofl") > 1
     whole = compare(cells(tables, ["heterofl"], [1, 2], tmp_path / "whole", where="side.toml"))
