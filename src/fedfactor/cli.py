@@ -219,7 +219,7 @@ def audit(
     iterations: Annotated[int, typer.Option(help="Steps of an attack.", min=1)] = 1000,
     restarts: Annotated[int, typer.Option(help="Starts from other noise; the best match counts.", min=1)] = 1,
     lr: Annotated[float, typer.Option(help="Size of the first steps; the range of colours is 1.", min=0)] = 0.1,
-    tv: Annotated[float, typer.Option(help="Weight of total variation.", min=0)] = 0.001,
+    tv: Annotated[float, typer.Option(help="Weight of total variation; try 1 where noise comes out.", min=0)] = 0.001,
     seed: Annotated[int, typer.Option(help="Of the choice of pictures and of the noise.", min=0)] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Report; default RUN/audit-MODE.html, and all of it as .json.")
