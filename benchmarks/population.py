@@ -59,7 +59,8 @@ def child(clients: int) -> None:
     marks = [time.perf_counter()]
 
     def after(event: dict[str, Any]) -> None:
-        marks.append(time.perf_counter())
+        if event["event"] == "round":
+            marks.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as directory:
         fedfactor.simulate(

@@ -31,7 +31,7 @@ def seconds_a_round(
                     begin = time.perf_counter()
                     loop.round()
                     times[name].append(time.perf_counter() - begin)
-            start[0] = time.perf_counter()
+                start[0] = time.perf_counter()
 
         simulate(
             work.build, data, engine=engine, on_event=after, rounds=warmup + rounds, cohort=work.cohort,
