@@ -31,7 +31,7 @@ docs: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
-# Real deployments of Flower's programs on this machine, one after the other: takes many minutes.
+# Real deployments of Flower's programs on this machine: takes many minutes.
 test-deploy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy --durations=0 tests/deploy
 	@if $(MAKE) --no-print-directory .ray/ready; then $(MAKE) --no-print-directory test-ray; \

@@ -163,7 +163,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Made once: a message of a small model takes less time than json's own functions take to make these.
+# Made once: json's own functions would make them anew for every message.
 _READER = json.JSONDecoder(object_pairs_hook=_unique)
 _WRITER = json.JSONEncoder(separators=(",", ":"))
 _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
