@@ -215,7 +215,7 @@ def _sides_of_product(
     first, second = left1 @ right1, left2 @ right2
     if tanh:
         first, second = first.tanh(), second.tanh()
-    return first, second + shift if shift else second
+    return first, second.add_(shift) if shift else second
 
 
 class _Product(torch.autograd.Function):
