@@ -2,7 +2,7 @@
 
 Workers come from a fork server that has torch loaded, so that a new one is there in a moment. Each has a pipe of its
 own: a process that is killed cannot take a shared lock with it. Large tensors of the task are mapped, not copied, and
-so are messages: through the pipe go only their sizes. Jobs are made and laid out one ahead of the workers, in the order
+so are messages: through the pipe go only their sizes. Jobs are made and laid out ahead, one a worker, in the order
 given, and an answer is read while its worker is busy with the next job, so that no worker waits for this process. A
 worker that dies is replaced and its job done again; a job that has killed three workers is given up.
 """
@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
@@ -221,16 +222,17 @@ class Pool:
             self.close()
         self._prepare(setup)
         self._blank = list(range(len(self._downs)))
-        coming, ready = iter(jobs), list[Laid]()
+        coming, ready = iter(jobs), deque[Laid]()
         deaths: dict[int, int] = {}
         while True:
             for worker in self._crew:
-                if worker.busy is None and (ready or (ready := self._lay(coming))):
-                    self._give(worker, ready.pop())
+                if worker.busy is None and (ready or self._lay(coming, ready)):
+                    self._give(worker, ready.popleft())
             busy = {worker.pipe: worker for worker in self._crew if worker.busy is not None}
             if not busy:
                 return
-            ready = ready or self._lay(coming)  # made while the workers are busy
+            while len(ready) < len(self._crew) and self._lay(coming, ready):  # made while the workers are busy
+                pass
             with profile.span("waiting"):
                 answered = wait(list(busy))
             for pipe in answered:
@@ -244,14 +246,14 @@ class Pool:
                     client = laid.job.client
                     deaths[client] = deaths.get(client, 0) + 1
                     if deaths[client] < LIVES:
-                        ready.append(laid)
+                        ready.appendleft(laid)
                     else:
                         self._blank.append(laid.place)
                         yield Done(client, None, failure=f"killed {LIVES} worker processes")
                     continue
                 seconds, worker.busy = perf_counter() - worker.started, None
                 if ready:
-                    self._give(worker, ready.pop())
+                    self._give(worker, ready.popleft())
                 self._blank.append(laid.place)
                 yield Done(laid.job.client, *answer.copied(self._shelf), answer.failure, seconds)
 
@@ -264,13 +266,13 @@ class Pool:
             with contextlib.suppress(OSError):  # found out, and mended, when we wait for it
                 self._crew[worker.number].give(laid)
 
-    def _lay(self, coming: Iterator[Job]) -> list[Laid]:
-        """Lay out the next job, if there is one, for whichever worker is free first."""
-        found = []
+    def _lay(self, coming: Iterator[Job], ready: deque[Laid]) -> bool:
+        """Lay out the next job, if there is one, for whichever worker is free first; tell whether there was."""
         for job in islice(coming, 1):
             place = self._blank.pop()
-            found.append(Laid(job, place, self._downs[place].write(job.parcel, job.state)))
-        return found
+            ready.append(Laid(job, place, self._downs[place].write(job.parcel, job.state)))
+            return True
+        return False
 
     def close(self) -> None:
         """End the workers."""
@@ -306,7 +308,7 @@ class Pool:
             ) from error
         self._payload = buffer.getvalue()
         workers = self.workers or _cores()
-        self._paths = [share(self._shared) for _ in range(workers + 1)]  # one a worker, and the job laid out ahead
+        self._paths = [share(self._shared) for _ in range(2 * workers)]  # what each is busy with, and its next
         self._downs = [Letters(path) for path in self._paths]
         self._crew = [self._hire(number) for number in range(workers)]
 
