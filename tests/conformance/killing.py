@@ -1,7 +1,6 @@
 """Runs that are killed: a process of its own that ends itself, or is ended, and starts again until the run is done.
 
-`python -m tests.conformance.killing exit METHODS DIR` ends a forked child at every point of every commit in turn.
-`python -m tests.conformance.killing run METHOD DIR` runs once, announcing every commit, to be killed from outside.
+`python -m tests.conformance.killing exit METHODS DIR` ends forked children at every point of every commit in turn.
 `python -m tests.conformance.killing command METHODS DIR` kills `fedfactor run` at random moments in forked children.
 """
 
@@ -27,19 +26,17 @@ ROUNDS = 2
 POINTS = ("before", "states", "pointer")
 
 
-def ending_at(point: str, commit: int) -> None:
-    """Make this process end itself at a point of its n-th commit."""
-    done = [0]
-    original, replace = store.DiskStore.commit, Path.replace
+def ending_at(point: str) -> None:
+    """Make this process end itself at a point of its first commit."""
+    commit, replace = store.DiskStore.commit, Path.replace
 
     def end(here: str) -> None:
-        if here == point and done[0] == commit:
+        if here == point:
             os._exit(9)
 
-    def commit_and_end(self, version, states, server, info):  # type: ignore[no-untyped-def]
+    def commit_and_end(*arguments):  # type: ignore[no-untyped-def]
         end("before")
-        original(self, version, states, server, info)
-        done[0] += 1
+        commit(*arguments)
 
     def replace_and_end(*paths):  # type: ignore[no-untyped-def]
         end("states")
@@ -68,25 +65,26 @@ def outcome(method: str, directory: Path | None, **settings: object) -> dict[str
 
 
 def exit_everywhere(method: str, directory: Path) -> dict[str, object]:
-    """End a run at every point of every commit, resume it, and return how many ends landed and which differ."""
-    expected, landed, differing = outcome(method, None), 0, []
-    for commit in range(ROUNDS + 1):
+    """End a run at every point of every commit, one after another, and return where it ended and how it differs."""
+    expected = outcome(method, None)  # first: what it imports, the children need not
+    reached: dict[str, list[str]] = {point: [] for point in POINTS}
+    for _ in range(ROUNDS + 1):
         for point in POINTS:
-            here = directory / f"{commit}-{point}"
 
-            def killed(here: Path = here, point: str = point, commit: int = commit) -> None:
-                ending_at(point, commit)
-                outcome(method, here)
+            def killed(point: str = point) -> None:
+                ending_at(point)
+                outcome(method, directory)
 
-            landed += in_child(killed) == 9
-            if outcome(method, here) != expected:
-                differing.append(f"{commit}-{point}")
-    return {"landed": landed, "differing": differing}
+            assert in_child(killed) == 9, f"{method} did not end at {point}"
+            current = directory / "checkpoint" / "current"
+            reached[point].append(current.read_text() if current.exists() else "nothing")
+    found = outcome(method, directory)
+    return {"reached": reached, "differing": [key for key in expected if expected[key] != found[key]]}
 
 
 RECIPE = """
 seed = 5
-data = { name = "digits", test_share = 0.8 }
+data = { name = "digits", test_share = 0.9 }
 partition = { kind = "iid", clients = 6, test_limit = 60 }
 model = { name = "tests.conformance.tiny:Tiny" }
 method = { name = "METHOD" }
@@ -94,7 +92,7 @@ train = { rounds = 4, cohort = 3, epochs = 2, batch = 10, lr = 0.05 }
 capacities = { levels = [1.0, 0.5], shares = [0.5, 0.5] }
 run = { keep_rounds = [1, 3] }
 """
-KILLS = 4
+KILLS = 3
 
 
 def command(method: str, directory: Path) -> dict[str, object]:
@@ -120,7 +118,7 @@ def command(method: str, directory: Path) -> dict[str, object]:
             run_in(killed)()
             os._exit(0)
         if number == 0:  # surely in the middle
-            while not (killed / "checkpoint" / "current").exists():
+            while not (killed / "checkpoint" / "current").exists() and os.waitpid(child, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)
         else:
             time.sleep(drawn.uniform(0, duration / 2))
@@ -146,21 +144,11 @@ def left_behind(directory: Path) -> dict[str, object]:
     }
 
 
-def main(how: str, method: str, directory: str) -> None:
-    """Dispatch the three uses above."""
+def main(how: str, methods: str, directory: str) -> None:
+    """Dispatch the two uses above."""
     torch.set_num_threads(1)
-    if how != "run":
-        do = {"command": command, "exit": exit_everywhere}[how]
-        print(json.dumps({name: do(name, Path(directory) / name) for name in method.split(",")}))
-        return
-    original = store.DiskStore.commit
-
-    def announcing(self, version, states, server, info):  # type: ignore[no-untyped-def]
-        original(self, version, states, server, info)
-        print(f"committed {version}", flush=True)
-
-    store.DiskStore.commit = announcing  # type: ignore[method-assign]
-    print(json.dumps(outcome(method, Path(directory))), flush=True)
+    do = {"command": command, "exit": exit_everywhere}[how]
+    print(json.dumps({name: do(name, Path(directory) / name) for name in methods.split(",")}))
 
 
 if __name__ == "__main__":

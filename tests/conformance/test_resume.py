@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.killing import POINTS, ROUNDS, outcome
+from tests.conformance.killing import ROUNDS, outcome
 from tests.conformance.tiny import METHODS, Tiny, data, run
 
 ROOT = Path(__file__).parents[2]
 
 
-SEVERAL = pytest.mark.parametrize("methods", [METHODS[start::6] for start in range(6)], ids=",".join)
+SEVERAL = pytest.mark.parametrize("methods", [METHODS[start::3] for start in range(3)], ids=",".join)
 """In one process, since its imports take longest."""
 
 
@@ -28,7 +27,9 @@ def test_ended_at_every_commit_point_and_resumed(methods: list[str], tmp_path: P
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {key: {"landed": len(POINTS) * (ROUNDS + 1), "differing": []} for key in methods}
+    before = ["nothing", *(f"round-{n}" for n in range(ROUNDS))]
+    reached = {"before": before, "states": before, "pointer": [f"round-{n}" for n in range(ROUNDS + 1)]}
+    assert json.loads(done.stdout) == {method: {"reached": reached, "differing": []} for method in methods}
 
 
 @SEVERAL
@@ -43,23 +44,6 @@ def test_the_command_killed_at_random_moments_and_resumed(methods: list[str], tm
     for method, ended in found.items():
         assert ended.pop("landed") >= 1, f"{method}: no kill landed before the end of the run"
         assert ended == {"codes": [0, 0], "kept": [1, 3], "differing": []}, f"{method}: {done.stderr}"
-
-
-@pytest.mark.parametrize("method", ["fedavg", "pfedpara", "fedamp", "fedcac"])
-def test_really_killed_between_first_and_last_commit_and_resumed(method: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.conformance.killing", "run", method, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.strip() == "committed 1":
-                process.send_signal(signal.SIGKILL)
-                break
-    assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
-    committed = (tmp_path / "checkpoint" / "current").read_text()
-    assert committed in [f"round-{n}" for n in range(1, ROUNDS)], "no kill landed between the first and the last commit"
-    resumed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    finished = json.loads(resumed.stdout.splitlines()[-1])
-    assert finished == json.loads(json.dumps(outcome(method, None)))
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

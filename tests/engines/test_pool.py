@@ -49,7 +49,7 @@ def test_jobs_are_made_when_they_are_needed() -> None:
             def counted() -> Iterator[Job]:
                 for job in jobs:
                     made[0] += 1
-                    assert made[0] - done[0] <= 4, "more than two workers' jobs and one ahead"
+                    assert made[0] - done[0] <= 4, "more than two workers' jobs and their next ones"
                     yield job
 
             for answer in super().run(setup, counted()):
