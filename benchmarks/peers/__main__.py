@@ -1,6 +1,6 @@
 """Time fedfactor, the plain loop and the peers on the same workloads and print them side by side.
 
-Runs in fedfactor's environment; the peers in theirs, whose folder is the argument.
+Runs in fedfactor's environment; the peers in theirs, whose folder is the first argument. Workloads may follow (all).
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def peer(command: list[str], work: Workload) -> float:
     return statistics.median(seconds[WARMUP:])
 
 
-def main(environment: Path) -> None:
+def main(environment: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     scripts = environment / "bin"
     peers = {
         "pfl": [str(scripts / "torchrun"), "--nproc-per-node", "2", "-m", "benchmarks.peers.pfl_rounds"],
         "flower": [str(scripts / "python"), "-m", "benchmarks.peers.flower_rounds"],
     }
-    for name, work in WORKLOADS.items():
+    for name in names or WORKLOADS:
+        work = WORKLOADS[name]
         found: dict[str, list[float]] = {}
         for _ in range(REPEATS):  # in turn, so that the machine's mood falls on all of them
             with Pool(2) as pool:
@@ -71,4 +72,4 @@ def main(environment: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
