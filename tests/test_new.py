@@ -31,15 +31,22 @@ def installed(folder: Path, name: str) -> dict[str, str]:
 def test_a_new_method_passes_the_conformance_suite(tmp_path: Path) -> None:
     written = fedfactor("new", "method", "fresh_idea", cwd=tmp_path)
     assert "wrote fresh_idea.py; next: python fresh_idea.py" in written.stdout, written.stderr
-    # Killing at random moments runs a quarter of all methods at once; kills at every commit are among the others.
+    environment = installed(tmp_path, "fresh_idea")
+    # Tests of killed runs take many methods at once: for one alone there is their module.
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/conformance", "-k", "fresh_idea and not random_moments"],
-        capture_output=True, text=True, check=False, cwd=ROOT, env=installed(tmp_path, "fresh_idea"),
+        [sys.executable, "-m", "pytest", "tests/conformance", "-k", "fresh_idea and not resumed"],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    # Combinations, dynamic capacities, bits, bytes, privacy, nothing done, roll-back, deployment, kills.
+    # Combinations, dynamic capacities, bits, bytes, privacy, nothing done, roll-back, deployment.
     assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 20
     assert "failed" not in done.stdout and "skipped" not in done.stdout
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.conformance.killing", "exit", "fresh_idea", str(tmp_path / "killed")],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    assert killed.returncode == 0, killed.stderr
+    assert json.loads(killed.stdout)["fresh_idea"]["differing"] == []
 
 
 def test_a_new_method_runs_as_a_script(tmp_path: Path) -> None:
