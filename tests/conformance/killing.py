@@ -121,7 +121,7 @@ def command(method: str, directory: Path) -> dict[str, object]:
             while not (killed / "checkpoint" / "current").exists() and os.waitpid(child, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)
         else:
-            time.sleep(drawn.uniform(0, duration / 2))
+            time.sleep(drawn.uniform(0, duration / 4))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         landed += not (killed / "summary.json").exists()
