@@ -49,7 +49,7 @@ class FedDecomp(Factorised):
     stale ones included). The paper does not say what becomes of norm statistics: they move in both phases and are
     averaged, as in that code. `code_rank` and `code_scale` are what it does instead of Eq. 3 and 4: see `Additive`. The
     recipes of the paper's tables divide tau by its rank r as the code does: without, its steps are r^2 times longer, it
-    grows larger, and the averaged norm statistics fit no client (62.6 instead of 70.4 %, docs/evidence/personal.md).
+    grows larger, and averaged norm statistics fit clients less (62.6 instead of 70.4 %, docs/evidence/personal.md).
 
     Use it where clients differ much and there are bytes to spare: what travels is a dense model, and memory on the
     device is more than a dense model's.
