@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.harness import emit, note
 from fedfactor.cost import link_seconds
-from fedfactor.evaluation import LINKS_MBPS
-from fedfactor.recipe import resolve
+from fedfactor.runs.recipe import resolve
+from fedfactor.server.measure import LINKS_MBPS
 
 NODES, ROUNDS, TURNS = 2, 4, 2
 """Nodes, rounds in a turn of each (the first of which is not counted), and turns."""
@@ -78,8 +78,8 @@ EMPTY = {
 
 
 def run() -> None:
-    from fedfactor.flower.app import write_app
-    from fedfactor.flower.local import Deployment
+    from fedfactor.runs.flower.app import write_app
+    from fedfactor.runs.flower.local import Deployment
 
     recipe = resolve(RECIPE, "benchmarks")
     empty, ours, training = list[float](), list[float](), list[float]()

@@ -50,7 +50,7 @@ def run() -> None:
 def child(clients: int) -> None:
     """Run one federation with private state a client, committed to disk, and print what it took."""
     import fedfactor
-    from fedfactor.task import FederatedData, Virtual
+    from fedfactor.data.clients import FederatedData, Virtual
 
     torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(0)

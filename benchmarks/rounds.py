@@ -10,8 +10,8 @@ from benchmarks.harness import emit, note
 from benchmarks.plain import loops
 from benchmarks.workloads import CIFAR, LOGISTIC, Workload
 from fedfactor import simulate
+from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Engine, Inline, Pool
-from fedfactor.task import FederatedData
 
 
 def seconds_a_round(

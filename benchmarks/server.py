@@ -10,14 +10,15 @@ from torch import nn
 
 from benchmarks.harness import emit, medians, note
 from fedfactor import models
-from fedfactor.client import Setup
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FLANC, FedHM, HeteroFL, Method, Participant, PriSM
 from fedfactor.optimizers import FedAvgOptimizer
-from fedfactor.plan import Reply, Tensors
+from fedfactor.protocol.codecs import Float32
+from fedfactor.protocol.plan import Reply, Tensors
+from fedfactor.protocol.settings import Training
+from fedfactor.protocol.setup import Setup
 from fedfactor.rng import torch_rng
-from fedfactor.settings import Training
-from fedfactor.task import FederatedData, Task
-from fedfactor.wire.codecs import Float32
+from fedfactor.task import Task
 
 CLIENTS, IMAGES, EPOCHS, BATCH = 20, 500, 2, 32  # PriSM Table 7
 BLOCKS = {"layer2.0.conv*": (8, 32), "layer3.0.conv*": (16, 64), "layer4.0.conv*": (32, 128)}

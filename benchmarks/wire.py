@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.harness import emit, medians, note
-from fedfactor.wire import Message, decode, encode, expect
+from fedfactor.protocol.message import Message, decode, encode, expect
 
 TENSORS, ELEMENTS = 60, 250_000
 

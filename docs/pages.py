@@ -21,16 +21,16 @@ import tomli_w
 import typer
 
 from fedfactor import cli
+from fedfactor.cli.new import method_text, recipe_text
 from fedfactor.data.partitions import kinds as partitions
 from fedfactor.data.sources.registry import info as source_info
 from fedfactor.data.sources.registry import names as source_names
-from fedfactor.methods.base import Method
 from fedfactor.models import info as model_info
 from fedfactor.models import names as model_names
-from fedfactor.new import method_text, recipe_text
-from fedfactor.optimizers.base import Optimizer
-from fedfactor.recipe import cells, read
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.registry import Entry, entries
+from fedfactor.runs.recipe import cells, read
 from fedfactor.tables.row import VERDICTS, Row
 
 ROOT = Path(__file__).resolve().parents[1]

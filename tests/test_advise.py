@@ -28,9 +28,9 @@ from fedfactor.advise import (
 )
 from fedfactor.advise.devices import WORDS
 from fedfactor.advise.fitting import needs_of
-from fedfactor.recipe import override, resolve
 from fedfactor.registry import create
-from fedfactor.run import run
+from fedfactor.runs.execute import run
+from fedfactor.runs.recipe import override, resolve
 from tests.conformance import tiny
 
 TINY = "tests.conformance.tiny:Tiny"

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedfactor import recipe as recipes
 from fedfactor.audit import (
     Attack,
     Attacked,
@@ -36,12 +35,14 @@ from fedfactor.audit import (
     total_variation,
     uploaded_weights,
 )
+from fedfactor.data.clients import FederatedData
 from fedfactor.data.transform import transform
 from fedfactor.engines import Job
-from fedfactor.run import RunError, run
-from fedfactor.simulation import Result
-from fedfactor.task import FederatedData
-from fedfactor.wire import Message, decode, encode
+from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.runs import recipe as recipes
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.execute import run
+from fedfactor.server.result import Result
 from tests.conformance import tiny
 
 RECIPE: dict[str, Any] = {

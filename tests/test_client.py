@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfactor.client import Descent, Setup, batches
+from fedfactor.client.descent import Descent
+from fedfactor.client.work import batches
+from fedfactor.data.clients import FederatedData
+from fedfactor.protocol.settings import Training
+from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
-from fedfactor.settings import Training
-from fedfactor.simulation import simulate
-from fedfactor.task import FederatedData, Task
+from fedfactor.runs.simulate import simulate
+from fedfactor.task import Task
 from tests.conformance.tiny import OPTIMIZERS, data
 
 

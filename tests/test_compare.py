@@ -17,9 +17,10 @@ import tomli_w
 from rich.console import Console
 
 import fedfactor
-from fedfactor.compare import Cell, Outcome, cells, compare, csv_text, latex, lines, table
-from fedfactor.recipe import RecipeError, override
-from fedfactor.run import RunError
+from fedfactor.report.comparison import csv_text, latex, lines, table
+from fedfactor.runs.compare import Cell, Outcome, cells, compare
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.recipe import RecipeError, override
 from tests import warm
 
 TABLES: dict[str, Any] = {

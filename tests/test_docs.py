@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedfactor import registry
-from fedfactor.plan import Reply
+from fedfactor.protocol.plan import Reply
 from fedfactor.registry import entries
 from fedfactor.tables import compute
 from tests import warm

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.evaluation import compare, spread, summary
+from fedfactor.server.events import compare, spread, summary
 from fedfactor.task import Task
 from tests.conformance.tiny import data, run
 

@@ -18,10 +18,10 @@ from fedfactor.export import FORMATS, ExportError, export
 from fedfactor.export.code import source
 from fedfactor.export.formats import Safetensors
 from fedfactor.nn.state import tensors_of
-from fedfactor.recipe import builder_of, override, resolve
-from fedfactor.run import run
-from fedfactor.simulation import Result
-from fedfactor.wire import read_weights
+from fedfactor.protocol.message import read_weights
+from fedfactor.runs.execute import run
+from fedfactor.runs.recipe import builder_of, override, resolve
+from fedfactor.server.result import Result
 from tests.conformance.tiny import METHODS, Tiny
 
 TABLES: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedfactor import loggers
+from fedfactor.runs import loggers
 from tests.test_screen import round_event
 
 RECIPE = {"name": "demo", "train": {"lr": 0.1, "seed": 3}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.new import new
+from fedfactor.cli.new import new
 from tests import warm
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def test_a_new_recipe_runs(tmp_path: Path) -> None:
 
 def test_what_a_recipe_shows_in_comments_is_legal(tmp_path: Path) -> None:
     """Every line that is commented out is a line of a legal recipe: its first word is a key, or a section."""
-    from fedfactor.recipe import cells, read, resolve, small
+    from fedfactor.runs.recipe import cells, read, resolve, small
 
     text = new("recipe", "all", tmp_path).read_text()
     shown = []

@@ -11,15 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfactor.client import sections
 from fedfactor.engines import Pool
 from fedfactor.methods import HeteroFL
 from fedfactor.optimizers import Scaffold
-from fedfactor.places import Places
-from fedfactor.plan import Piece, slice_plan
-from fedfactor.settings import Capacities
-from fedfactor.simulation import Result
-from fedfactor.wire import BadMessage, TopK, decode
+from fedfactor.protocol.codecs import TopK
+from fedfactor.protocol.coding import sections
+from fedfactor.protocol.message import BadMessage, decode
+from fedfactor.protocol.places import Places
+from fedfactor.protocol.plan import Piece, slice_plan
+from fedfactor.protocol.settings import Capacities
+from fedfactor.server.result import Result
 from tests.conformance.tiny import METHODS, Recording, refusal, run
 from tests.methods.test_heterofl import Text
 

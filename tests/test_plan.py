@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfactor.plan import Piece, Reply, holders_mean, holders_sum, pull, slice_plan, whole_plan
+from fedfactor.protocol.plan import Piece, Reply, holders_mean, holders_sum, pull, slice_plan, whole_plan
 
 
 def reply(plan: dict[str, Piece], change: dict[str, torch.Tensor], client: int = 0) -> Reply:

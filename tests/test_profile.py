@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfactor import profile
-from fedfactor.cli import app
+from fedfactor.cli.main import app
 from fedfactor.engines import Pool
 from fedfactor.profile import NAMES, Track, current, recording, span, timed
-from fedfactor.run import load
+from fedfactor.runs.open import load
 from tests.conformance.tiny import run
 
 

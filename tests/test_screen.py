@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedfactor.screen import Progress, Watched, accuracy, bars, clock, in_bytes, traffic
+from fedfactor.cli.screen import Progress, Watched, accuracy, bars, clock, in_bytes, traffic
 
 
 def round_event(number: int, score: float, seconds: float = 10.0, failed: int = 0) -> dict[str, Any]:

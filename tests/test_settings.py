@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedfactor.methods import FedAvg
+from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.rng import seeded
-from fedfactor.settings import Capacities, Rounds, Schedule, Training
 from tests.conformance.tiny import run
 
 

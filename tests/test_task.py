@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedfactor.task import FederatedData, Task, Virtual
+from fedfactor.data.clients import FederatedData, Virtual
+from fedfactor.task import Task
 from tests.conformance.tiny import Tiny, data, run
 
 

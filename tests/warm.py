@@ -102,8 +102,8 @@ def answer(asker: socket.socket) -> list[str]:
 
 
 NEEDED = (
-    "fedfactor.advise", "fedfactor.cli", "fedfactor.compare", "fedfactor.engines", "fedfactor.export", "fedfactor.loggers",
-    "fedfactor.report", "fedfactor.screen", "fedfactor.simulation", "plotly.offline", "sklearn.datasets",
+    "fedfactor.advise", "fedfactor.cli", "fedfactor.engines", "fedfactor.export", "fedfactor.runs.loggers",
+    "fedfactor.report", "fedfactor.cli.screen", "fedfactor.runs.compare", "fedfactor.runs.simulate", "plotly.offline", "sklearn.datasets",
     "torch._dynamo",  # counting operations does
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.run import task_of
+from fedfactor.runs.tasks import task_of
 
 
 def main(data_dir: str, *directories: str) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedfactor.run import load
-    from fedfactor.simulation import Result, simulate
-    from fedfactor.task import FederatedData, Task
+    from fedfactor.data.clients import FederatedData
+    from fedfactor.runs.open import load
+    from fedfactor.runs.simulate import simulate
+    from fedfactor.server.result import Result
+    from fedfactor.task import Task
 
 __all__ = ["FederatedData", "Result", "Task", "load", "simulate"]
 
+_HOMES = {
+    "FederatedData": "fedfactor.data.clients",
+    "Result": "fedfactor.server.result",
+    "Task": "fedfactor.task",
+    "load": "fedfactor.runs.open",
+    "simulate": "fedfactor.runs.simulate",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load the public names when they are first asked for, so that the command line starts without torch."""
-    if name in ("Result", "simulate"):
-        import fedfactor.simulation as home
-    elif name == "load":
-        import fedfactor.run as home  # type: ignore[no-redef]
-    elif name in ("FederatedData", "Task"):
-        import fedfactor.task as home  # type: ignore[no-redef]
-    else:
+    """Import a public name when it is first used, so that the command line starts without torch."""
+    if name not in _HOMES:
         raise AttributeError(f"module 'fedfactor' has no attribute {name!r}")
-    return getattr(home, name)
+    return getattr(importlib.import_module(_HOMES[name]), name)

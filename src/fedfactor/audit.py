@@ -45,16 +45,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedfactor.client import Context, Setup, decode_down, decode_up, kept_of, ready, sections, work
-from fedfactor.engines.base import Job
-from fedfactor.federation import Federation, Server
+from fedfactor.checks import check_choice, check_number
+from fedfactor.client.work import ready, work
+from fedfactor.data.clients import FederatedData
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.coding import decode_down, decode_up, sections
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.engine import Job
+from fedfactor.protocol.message import Message, decode
+from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.settings import check_device_here
+from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, seeded, torch_rng
-from fedfactor.run import Run, RunError, task_of
-from fedfactor.settings import check_choice, check_device_here, check_number
-from fedfactor.task import FederatedData, like
-from fedfactor.wire import Message, decode
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.open import Run
+from fedfactor.runs.tasks import task_of
+from fedfactor.server.federation import Federation, Server
+from fedfactor.task import like
 
 LEAST_ERROR = 1e-12
 """Squared error a pixel below which pictures count as the same: 120 dB."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from fedfactor.words import near
+from fedfactor.checks import near
 
 KINDS = ("methods", "optimizers", "codecs")
-OURS = {"methods": "fedfactor.methods", "optimizers": "fedfactor.optimizers", "codecs": "fedfactor.wire"}
+OURS = {"methods": "fedfactor.methods", "optimizers": "fedfactor.optimizers", "codecs": "fedfactor.protocol.codecs"}
 
 _entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
 _loaded: set[str] = set()

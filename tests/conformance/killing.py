@@ -17,9 +17,11 @@ from pathlib import Path
 
 import torch
 
-from fedfactor import cli, load, store
-from fedfactor.recipe import read, resolve
-from fedfactor.run import run as run_recipe
+from fedfactor import load
+from fedfactor import cli
+from fedfactor.runs.execute import run as run_recipe
+from fedfactor.runs.recipe import read, resolve
+from fedfactor.server import store
 from tests.conformance.tiny import run
 
 ROUNDS = 2

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedfactor.client import sections
 from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
-from fedfactor.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
 from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, Participant
 from fedfactor.nn import factorize
 from fedfactor.nn.norms import with_statistics
 from fedfactor.optimizers import FedProx
+from fedfactor.protocol.coding import sections
+from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.registry import create
-from fedfactor.wire import Message, decode, encode
+from fedfactor.server.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
 from tests.conformance.tiny import CODECS, METHODS, OPTIMIZERS, Recording, Tampering, Tiny, data, refusal, run
 
 # 0. Any combination runs, or is refused with its reason.
@@ -57,7 +57,7 @@ def test_all_pairs_of_codecs_are_among_them() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_dynamic_capacities_run(method: str) -> None:
-    from fedfactor.settings import Capacities
+    from fedfactor.protocol.settings import Capacities
 
     result = run(method, capacities=Capacities({1.0: 0.5, 0.5: 0.5}, dynamic=True), rounds=3, cohort=4)
     drawn = [event["capacities"] for event in result.history if event["event"] == "round"]

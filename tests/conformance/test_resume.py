@@ -90,7 +90,7 @@ def test_killed_while_the_journal_is_cut(tmp_path: Path, monkeypatch: pytest.Mon
 
     for moment in ("truncate", "fsync"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"fedfactor.store.os.{moment}", end)
+            patch.setattr(f"fedfactor.server.store.os.{moment}", end)
             with pytest.raises(Ended):
                 run("fedavg", rounds=3, directory=tmp_path)
     assert run("fedavg", rounds=3, directory=tmp_path).summary == run("fedavg", rounds=3).summary

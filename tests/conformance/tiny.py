@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import fedfactor
-from fedfactor.client import Setup
 from fedfactor.data import digits
+from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Done, Inline, Job
+from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create, entries
-from fedfactor.simulation import Result
-from fedfactor.task import FederatedData
+from fedfactor.server.result import Result
 
 METHODS = list(entries("methods"))
 OPTIMIZERS = list(entries("optimizers"))

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load, resolved_partition
+from fedfactor.data.clients import FederatedData
 from fedfactor.data.partitions import Dirichlet, Partition, View, create, from_flower, kinds, register
-from fedfactor.task import FederatedData
 from tests.data import make
 
 

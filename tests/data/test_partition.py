@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedfactor.data import partition as P
-from fedfactor.data.partition import Labels, Parts
+from fedfactor.data import splitting as P
+from fedfactor.data.splitting import Labels, Parts
 from fedfactor.rng import numpy_rng
 
 seeds = st.integers(0, 10_000)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from fedfactor.data import Dataset, MissingData, load, resolved_data
+from fedfactor.data.clients import AsStored
 from fedfactor.data.sources import data_folder, info, names, registry
 from fedfactor.rng import numpy_rng
-from fedfactor.task import AsStored
 from tests.data import make
 
 

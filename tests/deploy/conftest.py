@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedfactor.flower.local import Deployment
+from fedfactor.runs.flower.local import Deployment
 
 
 @pytest.fixture(scope="session")

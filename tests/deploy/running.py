@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from fedfactor.client import Setup
 from fedfactor.engines import Done, Inline, Job
-from fedfactor.flower import keeper
-from fedfactor.flower.control import Progress
-from fedfactor.flower.local import Deployment
-from fedfactor.recipe import Recipe, resolve
-from fedfactor.run import run, summary
+from fedfactor.engines.flower import keeper
+from fedfactor.engines.flower.control import Progress
+from fedfactor.protocol.setup import Setup
+from fedfactor.runs.execute import run, summary
+from fedfactor.runs.flower.local import Deployment
+from fedfactor.runs.recipe import Recipe, resolve
 
 HOSTILE, WATCHED = Path(__file__).parent / "hostile", Path(__file__).parent / "watched"
 HASHES = ("weights_sha256", "private_sha256")

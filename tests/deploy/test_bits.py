@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.flower.app import write_app
-from fedfactor.flower.local import Deployment
+from fedfactor.runs.flower.app import write_app
+from fedfactor.runs.flower.local import Deployment
 from tests.deploy.running import HASHES, events, finish, inline, listening, recipe
 
 pytestmark = pytest.mark.deploy

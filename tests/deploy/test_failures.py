@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.flower.app import write_app
-from fedfactor.flower.certificates import server_certificates
-from fedfactor.flower.local import Deployment, committed
-from fedfactor.flower.programs import Supervised, environment, free_port
+from fedfactor.engines.flower.certificates import server_certificates
+from fedfactor.engines.flower.programs import Supervised, environment, free_port
+from fedfactor.runs.flower.app import write_app
+from fedfactor.runs.flower.local import Deployment, committed
 from tests.deploy.running import (
     HASHES,
     events,
@@ -153,7 +153,7 @@ def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> No
             with command(*serve, log=log) as again:
                 assert again.wait(900) == 0, log.read_text()[-3000:]
     found = json.loads((out / "summary.json").read_text())
-    from fedfactor.recipe import read, resolve
+    from fedfactor.runs.recipe import read, resolve
 
     expected = inline(resolve(read(recipe_file)))
     assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}, log.read_text()[-3000:]
@@ -185,7 +185,7 @@ def test_flower_local_leaves_nothing_after_ctrl_c_sigterm_or_sigkill_and_carries
     with command(*words, log=log) as process:
         assert process.wait(900) == 0, log.read_text()[-3000:]
     assert not (out / "flower").exists()
-    from fedfactor.recipe import read, resolve
+    from fedfactor.runs.recipe import read, resolve
 
     found, expected = json.loads((out / "summary.json").read_text()), inline(resolve(read(recipe_file)))
     assert {key: found[key] for key in HASHES} == {key: expected[key] for key in HASHES}

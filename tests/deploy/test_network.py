@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedfactor.flower.local import Deployment, run_local
+from fedfactor.runs.flower.local import Deployment, run_local
 from tests.deploy.running import HASHES, WATCHED, inline, own_processes, recipe
 from tests.deploy.watched.sitecustomize import is_here
 

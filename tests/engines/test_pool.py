@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedfactor.client import Setup
 from fedfactor.engines import Done, Job, Pool
 from fedfactor.engines.pool import Laid, Letters, Shelf, Unstarted, share
 from fedfactor.methods import HeteroFL
+from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
-from fedfactor.wire import Message, decode, encode
 from tests.conformance.tiny import Tiny, data, run
 
 

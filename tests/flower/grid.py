@@ -16,12 +16,12 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfactor.flower.adapter import QUIET  # noqa: F401  # before anything of flwr acts
-from fedfactor.flower.app import write_app
-from fedfactor.flower.client_app import app
-from fedfactor.flower.server import DEFAULTS, serve
-from fedfactor.recipe import Recipe, parse, resolve
-from fedfactor.simulation import Result
+from fedfactor.engines.flower.adapter import QUIET  # noqa: F401  # before anything of flwr acts
+from fedfactor.runs.flower.app import write_app
+from fedfactor.runs.flower.client_app import app
+from fedfactor.runs.flower.server import DEFAULTS, serve
+from fedfactor.runs.recipe import Recipe, parse, resolve
+from fedfactor.server.result import Result
 
 FIRST_ID = 2**63 + 12345
 """Node numbers are unsigned and of 64 bits: as floats or signed integers they would be others."""

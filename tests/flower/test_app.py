@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedfactor.cli import app
-from fedfactor.flower.app import write_app
+from fedfactor.cli.main import app
+from fedfactor.runs.flower.app import write_app
 from tests.flower.grid import Deployment, recipe
 
 

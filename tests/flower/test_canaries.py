@@ -20,9 +20,9 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedfactor
-from fedfactor.flower.adapter import ERRORS, STORED_AS, pack, unpack
-from fedfactor.flower.app import CLIENT_APP, SERVER_APP, write_app
-from fedfactor.wire import BadMessage
+from fedfactor.engines.flower.adapter import ERRORS, STORED_AS, pack, unpack
+from fedfactor.protocol.message import BadMessage
+from fedfactor.runs.flower.app import CLIENT_APP, SERVER_APP, write_app
 from tests.flower.grid import FIRST_ID, LocalGrid, put_together, recipe, taken_apart, travelled
 
 

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedfactor.flower.certificates import check_certificate, node_key, server_certificates
+from fedfactor.engines.flower.certificates import check_certificate, node_key, server_certificates
 
 
 def handshake(made: Path, trusted: Path, name: str) -> str:

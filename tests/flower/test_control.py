@@ -27,14 +27,11 @@ from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.superlink import extensions, main
 from typer.testing import CliRunner
 
-from fedfactor.flower.adapter import QUIET
-from fedfactor.flower.app import write_app
-from fedfactor.flower.certificates import Certificates, node_key
-from fedfactor.flower.cli import app as commands
-from fedfactor.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
-from fedfactor.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
-from fedfactor.flower.local import Events
-from fedfactor.flower.programs import (
+from fedfactor.cli.flower import app as commands
+from fedfactor.engines.flower.adapter import QUIET
+from fedfactor.engines.flower.certificates import Certificates, node_key
+from fedfactor.engines.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
+from fedfactor.engines.flower.programs import (
     DeploymentError,
     environment,
     free_port,
@@ -42,8 +39,11 @@ from fedfactor.flower.programs import (
     superlink_command,
     until,
 )
-from fedfactor.flower.superlink import OnlyHere
-from fedfactor.run import run
+from fedfactor.engines.flower.superlink import OnlyHere
+from fedfactor.runs.execute import run
+from fedfactor.runs.flower.app import write_app
+from fedfactor.runs.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
+from fedfactor.runs.flower.local import Events
 from tests.deploy.running import recipe
 
 

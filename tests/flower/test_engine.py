@@ -14,17 +14,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedfactor import load
-from fedfactor.client import sections
-from fedfactor.federation import QuorumLost
-from fedfactor.flower.adapter import pack, unpack
-from fedfactor.recipe import Recipe
+from fedfactor.engines.flower.adapter import pack, unpack
+from fedfactor.protocol.coding import sections
+from fedfactor.protocol.message import Message as Wire
+from fedfactor.protocol.message import decode, encode
+from fedfactor.protocol.states import RECEIPT, Elsewhere
 from fedfactor.registry import entries
-from fedfactor.run import RunError
-from fedfactor.run import run as run_inline
-from fedfactor.simulation import Result
-from fedfactor.states import RECEIPT, Elsewhere
-from fedfactor.wire import Message as Wire
-from fedfactor.wire import decode, encode
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.execute import run as run_inline
+from fedfactor.runs.recipe import Recipe
+from fedfactor.server.federation import QuorumLost
+from fedfactor.server.result import Result
 from tests.flower.grid import FIRST_ID, Deployment, Tamper, recipe
 
 NAMED = ("fedavg", "fedpara", "pfedpara", "flanc", "fedhm", "prism", "feddecomp")
@@ -305,7 +305,7 @@ def test_a_hostile_node_is_rejected_and_counted_and_the_model_is_unharmed(
     if how == "late":
         deployed.grid.delay[liar] = 0.25
     elif how == "half sent":  # Flower waits for the rest within the pull: nobody else may wait with it
-        monkeypatch.setattr("fedfactor.flower.adapter.PATIENCE", 0.02)
+        monkeypatch.setattr("fedfactor.engines.flower.adapter.PATIENCE", 0.02)
         deployed.grid.stall[liar] = 0.5
     elif tamper in OF_BYTES:
         broken = cast(Callable[[dict[str, bytes]], dict[str, bytes]], tamper)

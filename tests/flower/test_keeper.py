@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.flower import keeper
-from fedfactor.flower.programs import Program, Supervised
+from fedfactor.engines.flower import keeper
+from fedfactor.engines.flower.programs import Program, Supervised
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -72,7 +72,7 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
     starter = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
-        from fedfactor.flower.programs import Program
+        from fedfactor.engines.flower.programs import Program
         Program("one", [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"],
                 Path({str(tmp_path)!r}), Path({str(log)!r}))
         time.sleep(600)
@@ -91,7 +91,7 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
 
 def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("fedfactor.flower.programs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedfactor.engines.flower.programs.time.monotonic", lambda: now[0])
     one = Supervised("one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
     pauses = []
     for _ in range(6):

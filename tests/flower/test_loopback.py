@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedfactor.flower.certificates import node_key
-from fedfactor.flower.hosts import refusal
-from fedfactor.flower.local import Deployment
+from fedfactor.engines.flower.certificates import node_key
+from fedfactor.runs.flower.hosts import refusal
+from fedfactor.runs.flower.local import Deployment
 from tests.deploy.running import events, finish, inline, listening, lying, own_processes, recipe, wait_for
 
 
 def test_a_run_over_tls_with_a_liar_and_a_stranger(tmp_path: Path) -> None:
-    from fedfactor.flower.app import write_app
+    from fedfactor.runs.flower.app import write_app
 
     one, directory, before = recipe("fedpara", rounds=1, clients=2), tmp_path / "run", own_processes()
     with Deployment(tmp_path / "flower") as deployment:

@@ -12,12 +12,12 @@ import torch
 
 import fedfactor
 from fedfactor.data import Dataset, load
-from fedfactor.flower.adapter import Node, nodes
-from fedfactor.flower.node import Node as Device
-from fedfactor.flower.node import free_bytes, needed_bytes, state_folder, training_seconds
-from fedfactor.flower.roster import Claim
-from fedfactor.run import run as run_inline
-from fedfactor.wire import BadMessage
+from fedfactor.engines.flower.adapter import Node, nodes
+from fedfactor.engines.flower.roster import Claim
+from fedfactor.protocol.message import BadMessage
+from fedfactor.runs.execute import run as run_inline
+from fedfactor.runs.flower.node import Node as Device
+from fedfactor.runs.flower.node import free_bytes, needed_bytes, state_folder, training_seconds
 from tests.flower.grid import FIRST_ID, Deployment, LocalGrid, recipe
 from tests.flower.test_engine import outcome
 
@@ -58,7 +58,7 @@ def test_a_simulated_node_is_its_partition(tmp_path: Path) -> None:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records if record.name == "fedfactor.flower")
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "fedfactor.engines.flower")
 
 
 def test_a_client_is_bound_to_its_key_where_keys_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +98,7 @@ def test_another_version_is_refused(
     original = Device.hello
     monkeypatch.setattr(Device, "hello", lambda self: {**original(self), "fedfactor": "0.0.1"})
     deployed = Deployment(tmp_path, recipe(train={"rounds": 1}), wait=0.1)
-    with pytest.raises(fedfactor.federation.QuorumLost), caplog.at_level(logging.WARNING):
+    with pytest.raises(fedfactor.server.federation.QuorumLost), caplog.at_level(logging.WARNING):
         deployed.serve()
     assert f"it runs fedfactor 0.0.1, the server {fedfactor.__version__}: install the same" in refusals(caplog)
 
@@ -187,7 +187,7 @@ def test_a_device_measures_what_it_can_take(tmp_path: Path, monkeypatch: pytest.
     assert full > half > 4 * 4 * sum(p.numel() for p in setup.network(0.5).parameters())
     assert 0 < free_bytes(torch.device("cpu")) < 2**50
     assert Device(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, "too slow for any: the smallest"
-    monkeypatch.setattr("fedfactor.flower.node.free_bytes", lambda device: (full + half) / 2)
+    monkeypatch.setattr("fedfactor.runs.flower.node.free_bytes", lambda device: (full + half) / 2)
     assert node.measured() == 0.5, "the full model does not fit the memory"
     assert node.hello()["capacity"] == 0.5
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.federation import private_sha256
-from fedfactor.states import DeviceStates, Elsewhere, Lost, at_hand, receipt, receipt_sha256, state_sha256
-from fedfactor.store import MemoryStore
+from fedfactor.client.device_states import DeviceStates, Lost
+from fedfactor.protocol.states import Elsewhere, at_hand, receipt, receipt_sha256, state_sha256
+from fedfactor.server.federation import private_sha256
+from fedfactor.server.store import MemoryStore
 
 
 def test_a_receipt_stands_for_a_state() -> None:

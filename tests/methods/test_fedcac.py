@@ -10,9 +10,10 @@ from torch import nn
 
 from fedfactor.methods import FedCAC, Participant
 from fedfactor.methods.fedcac import MASK, collaborators, critical, overlaps
-from fedfactor.plan import Reply, whole_plan
-from fedfactor.store import HeldTensors, MemoryStore, pack
-from fedfactor.wire import decode
+from fedfactor.protocol.message import decode
+from fedfactor.protocol.plan import Reply, whole_plan
+from fedfactor.protocol.states import HeldTensors, pack
+from fedfactor.server.store import MemoryStore
 from tests.conformance.tiny import Recording, data, run
 
 START = torch.ones(4)

@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedfactor
+from fedfactor.data.clients import FederatedData
 from fedfactor.factor import Additive
 from fedfactor.methods import FedDecomp
 from fedfactor.models import build
 from fedfactor.nn import factor_weights, factorize
-from fedfactor.recipe import RecipeError, resolve
-from fedfactor.simulation import Result
-from fedfactor.task import FederatedData
-from fedfactor.wire import decode
+from fedfactor.protocol.message import decode
+from fedfactor.runs.recipe import RecipeError, resolve
+from fedfactor.server.result import Result
 from tests.conformance.tiny import Recording, Tiny, run
 
 LAYERS = {"conv1", "conv2", "hidden", "fc"}

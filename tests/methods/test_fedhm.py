@@ -11,7 +11,7 @@ import torch
 
 from fedfactor.methods import FedHM
 from fedfactor.nn import factor_weights
-from fedfactor.plan import Reply, whole_plan
+from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import run

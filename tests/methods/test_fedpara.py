@@ -8,7 +8,7 @@ import torch
 from fedfactor.factor import Hadamard, jacobian_correction
 from fedfactor.methods import FedPara, PFedPara
 from fedfactor.nn import composed_once, factor_weights
-from fedfactor.wire import decode
+from fedfactor.protocol.message import decode
 from tests.conformance.tiny import Recording, run
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedfactor
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedRoD
 from fedfactor.methods.fedrod import TwoHeads, balanced
-from fedfactor.task import FederatedData
-from fedfactor.wire import decode
+from fedfactor.protocol.message import decode
 from tests.conformance.tiny import Tiny, data, run
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedfactor.federation import weights_sha256
 from fedfactor.methods import FjORD, Participant
-from fedfactor.nn.nested import Nested
+from fedfactor.methods.nested import Nested
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Reply, holders_mean, pull
+from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.server.federation import weights_sha256
 from tests.conformance.tiny import run
 from tests.methods.test_heterofl import Text
 

@@ -13,7 +13,7 @@ from fedfactor.factor import Composition
 from fedfactor.methods import FLANC, Participant
 from fedfactor.nn import factor_weights, factorize
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Reply, pull
+from fedfactor.protocol.plan import Reply, pull
 from tests.conformance.tiny import Tiny, data, run
 from tests.methods.test_heterofl import Text
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import HeteroFL, Participant
 from fedfactor.nn.norms import scaled_norm_inputs
-from fedfactor.plan import Reply, holders_mean, pull
-from fedfactor.task import FederatedData, Task, masked_logits
+from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.task import Task, masked_logits
 from tests.conformance.tiny import Tiny, data, run
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedfactor.client import Context
 from fedfactor.engines import Done
 from fedfactor.methods import Method, Outcome
-from fedfactor.wire import Message, decode, encode
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.message import Message, decode, encode
 from tests.conformance.tiny import Tampering, run
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import fedfactor
-from fedfactor.client import Context
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedBN, FedPer, FedRep, LGFedAvg, Method
-from fedfactor.plan import Reply, whole_plan
-from fedfactor.simulation import Result
-from fedfactor.task import FederatedData
-from fedfactor.wire import decode
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.message import decode
+from fedfactor.protocol.plan import Reply, whole_plan
+from fedfactor.server.result import Result
 from tests.conformance.tiny import Recording, run
 
 

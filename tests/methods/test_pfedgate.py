@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedfactor.methods import PFedGate
 from fedfactor.methods.pfedgate import Cut, Gated, SwitchNorm, chosen, cut
-from fedfactor.wire import decode
+from fedfactor.protocol.message import decode
 from tests.conformance.tiny import Recording, Tiny, run
 
 

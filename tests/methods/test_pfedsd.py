@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fedfactor.methods import PFedSD
 from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.message import decode
 from fedfactor.task import Task
-from fedfactor.wire import decode
 from tests.conformance.tiny import Recording, data, run
 
 TASK = Task(nn.Identity(), data())

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from fedfactor import models
 from fedfactor.cost import measure
+from fedfactor.data.clients import FederatedData
 from fedfactor.factor import effective_rank
 from fedfactor.methods import OrthDrop, Participant, PriSM
 from fedfactor.nn import factor_weights
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Piece, Reply, pull
+from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.rng import torch_rng
-from fedfactor.run import model_factory
-from fedfactor.task import FederatedData
+from fedfactor.runs.tasks import model_factory
 from tests.conformance.tiny import Tiny, run
 from tests.methods.test_heterofl import Text
 

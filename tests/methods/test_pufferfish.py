@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from fedfactor import cost
-from fedfactor.client import sections
 from fedfactor.engines import Pool
-from fedfactor.federation import weights_sha256
 from fedfactor.methods import Pufferfish
 from fedfactor.nn import compose, factor_weights
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import Reply, holders_mean, whole_plan
+from fedfactor.protocol.coding import sections
+from fedfactor.protocol.message import decode
+from fedfactor.protocol.plan import Reply, holders_mean, whole_plan
+from fedfactor.server.federation import weights_sha256
 from fedfactor.tables.counting import network, parameters
-from fedfactor.wire import decode
 from tests.conformance.tiny import CODECS, OPTIMIZERS, refusal, run
 from tests.methods.test_widths import Measured
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fedfactor import cost
-from fedfactor.federation import weights_sha256
 from fedfactor.methods import (
     FLANC,
     FedHM,
@@ -24,7 +23,8 @@ from fedfactor.methods import (
     Slim,
 )
 from fedfactor.nn import factor_weights
-from fedfactor.plan import Reply, holders_mean, pull
+from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.server.federation import weights_sha256
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import Tiny, run

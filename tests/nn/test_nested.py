@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedfactor.methods.nested import Nested
 from fedfactor.models import build, example_input
-from fedfactor.nn.nested import Nested
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import pull, slice_plan
+from fedfactor.protocol.plan import pull, slice_plan
 
 
 class Tied(nn.Module):

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import fedfactor
-from fedfactor.client import Context
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedAMP, Method
 from fedfactor.optimizers import FedAdam, FedDyn, FedProx, Optimizer, Scaffold
-from fedfactor.optimizers.base import Step
-from fedfactor.simulation import Result
-from fedfactor.store import HeldTensors
-from fedfactor.task import FederatedData
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.optimizer import Step
+from fedfactor.protocol.states import HeldTensors
+from fedfactor.server.result import Result
 
 
 class Point(nn.Module):
@@ -77,7 +77,7 @@ def x(result: Result) -> float:
 
 
 def state(result: Result, client: int) -> float:
-    from fedfactor.wire import decode
+    from fedfactor.protocol.message import decode
 
     data = result.federation.store.read("client", client)
     assert data is not None
@@ -172,7 +172,7 @@ def test_scaffold_divides_by_the_population_and_keeps_its_invariant() -> None:
 
 def test_scaffold_uses_the_rate_of_the_round_and_counts_steps() -> None:
     """With a decaying rate c_i still is the mean gradient along the path: at a fixed point of x it equals f_i'."""
-    from fedfactor.settings import Schedule
+    from fedfactor.protocol.settings import Schedule
 
     result = run(Scaffold(), rounds=300, schedule=Schedule("exponential", decay=0.995))
     assert x(result) == pytest.approx(-1 / 3, abs=2e-2)
@@ -218,7 +218,7 @@ def test_feddyn_measures_what_the_server_decodes(codec: str) -> None:
 
 def test_top_k_feeds_its_remainder_back_over_rounds() -> None:
     """Two weights, one sent a round: what the first round leaves out goes up with the second's change."""
-    from fedfactor.wire import TopK
+    from fedfactor.protocol.codecs import TopK
 
     data = clients((1.0, 1.0))
     model = nn.Module()

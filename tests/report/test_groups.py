@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedfactor.report.groups import group, mean, t_quantile
 from fedfactor.report.read import find, read
-from fedfactor.run import RunError
+from fedfactor.runs.directory import RunError
 from tests.report.make import make_run
 
 

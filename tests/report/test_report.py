@@ -17,7 +17,6 @@ import torch
 
 from fedfactor import audit
 from fedfactor.factor import effective_rank
-from fedfactor.recipe import resolve
 from fedfactor.report import read_groups, report, sections
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
@@ -40,7 +39,10 @@ from fedfactor.report.parts import (
     unit_for,
 )
 from fedfactor.report.read import read_one
-from fedfactor.run import RunError, load, run
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.execute import run
+from fedfactor.runs.open import load
+from fedfactor.runs.recipe import resolve
 from tests.report.make import comparison, make_run
 from tests.test_cli import fedfactor
 
@@ -144,7 +146,7 @@ def test_clients_against_a_reference_are_compared_seed_by_seed(tmp_path: Path) -
 
 
 def load_gain(mine: Path, theirs: Path) -> str:
-    from fedfactor.evaluation import compare
+    from fedfactor.server.events import compare
 
     events = [[json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()] for one in (mine, theirs)]
     return f"{100 * compare(events[0], events[1])['mean_gain']:+.2f}"

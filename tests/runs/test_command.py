@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedfactor.store import DiskStore
+from fedfactor.server.store import DiskStore
 from tests import warm
 
 RECIPE = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedfactor.recipe import RecipeError, Table, cells, overridden_cells, override, read, resolve, small
+from fedfactor.runs.recipe import RecipeError, Table, cells, overridden_cells, override, read, resolve, small
 
 BASE: Table = {
     "name": "base",

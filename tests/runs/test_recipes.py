@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedfactor import recipe as recipes
-from fedfactor.run import run
+from fedfactor.runs import recipe as recipes
+from fedfactor.runs.execute import run
 from tests.data import make
 
 ROOT = Path(__file__).parents[2]

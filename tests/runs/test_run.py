@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedfactor import run as runs
-from fedfactor.recipe import Recipe, override, resolve
-from fedfactor.run import RunError, load, run
-from fedfactor.store import DiskStore
+from fedfactor.runs import execute as runs
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.execute import run
+from fedfactor.runs.open import load
+from fedfactor.runs.recipe import Recipe, override, resolve
+from fedfactor.server.store import DiskStore
 from tests.conformance.tiny import METHODS
 from tests.conformance.tiny import run as simulated
 

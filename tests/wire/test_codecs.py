@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedfactor.wire import BadMessage, FedPAQ, Float16, Float32, Int8, TopK
+from fedfactor.protocol.codecs import FedPAQ, Float16, Float32, Int8, TopK
+from fedfactor.protocol.message import BadMessage
 
 RNG = torch.Generator()
 

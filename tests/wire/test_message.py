@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load as load_safetensors
 
-from fedfactor.wire import BadMessage, Message, decode, encode, expect
-from fedfactor.wire.message import DTYPES, finite
+from fedfactor.protocol.message import DTYPES, BadMessage, Message, decode, encode, expect, finite
 
 
 def a_message() -> Message:

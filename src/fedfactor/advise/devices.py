@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fedfactor.words import plain
+from fedfactor.runs.text import plain
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MACS = {"kMAC": 1e3, "MMAC": 1e6, "GMAC": 1e9, "TMAC": 1e12}

@@ -12,7 +12,7 @@ from fedfactor import cost
 from fedfactor.advise.devices import WORDS, Device, PlanError, quantity
 from fedfactor.advise.gauge import Gauge, Size
 from fedfactor.advise.request import Request
-from fedfactor.methods.base import Method
+from fedfactor.protocol.method import Method
 from fedfactor.registry import create, entries
 
 TRAINING = 3

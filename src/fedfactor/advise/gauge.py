@@ -11,14 +11,14 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.advise.request import Request
-from fedfactor.client import code_down, code_up
-from fedfactor.methods.base import Method
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.coding import code_down, code_up
+from fedfactor.protocol.message import Message, encode
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.plan import Tensors
 from fedfactor.rng import torch_rng
-from fedfactor.run import Absent, model_factory
+from fedfactor.runs.tasks import Absent, model_factory
 from fedfactor.task import Task, like
-from fedfactor.wire import Message, encode
 
 
 @dataclass(frozen=True)

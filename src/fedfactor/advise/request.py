@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedfactor import models, recipe
+from fedfactor import models
 from fedfactor.advise.devices import EXAMPLE, Device, PlanError
+from fedfactor.runs import recipe
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 """Shares of the full model to try, where a method has networks of several sizes."""

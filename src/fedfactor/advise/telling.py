@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedfactor import recipe
 from fedfactor.advise.devices import WORDS, Device, PlanError, amount, quantity
 from fedfactor.advise.fitting import Fit, Plan, Row
-from fedfactor.words import SPARE, plain
+from fedfactor.runs import recipe
+from fedfactor.runs.text import SPARE, plain
 
 
 def sentence(found: Plan) -> str:

@@ -4,10 +4,10 @@ from fedfactor.data.dataset import Dataset
 from fedfactor.data.digits import digits
 from fedfactor.data.federated import federated
 from fedfactor.data.federated import resolved as resolved_partition
-from fedfactor.data.partition import dirichlet, iid
 from fedfactor.data.show import counts, draw
 from fedfactor.data.sources import MissingData, load
 from fedfactor.data.sources.registry import resolved as resolved_data
+from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.data.transform import NORMS, Tokens, Transform
 
 __all__ = [

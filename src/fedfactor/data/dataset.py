@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfactor.data.clients import AsStored, Kind
 from fedfactor.data.transform import Tokens, Transform, transform
-from fedfactor.task import AsStored, Kind
 
 Array = NDArray[Any]
 Labels = NDArray[np.int64]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedfactor.data.partition import dirichlet, iid
+from fedfactor.data.clients import FederatedData
+from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.rng import numpy_rng
-from fedfactor.task import FederatedData
 
 
 def digits(clients: int = 10, *, alpha: float | None = None, seed: int = 0, test_share: float = 0.2) -> FederatedData:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedfactor.data.clients import Examples, FederatedData, Transform
 from fedfactor.data.dataset import Array, Dataset, Labels
-from fedfactor.data.partition import Parts, hold_out
 from fedfactor.data.partitions import Partition, View, create
+from fedfactor.data.splitting import Parts, hold_out
 from fedfactor.rng import numpy_rng
-from fedfactor.task import Examples, FederatedData, Transform
 
 Rows = Labels
 

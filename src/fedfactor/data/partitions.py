@@ -16,11 +16,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from fedfactor.data import partition as functions
-from fedfactor.data.partition import Labels, Parts
+from fedfactor.checks import near
+from fedfactor.data import splitting as functions
 from fedfactor.data.sources.files import optional
+from fedfactor.data.splitting import Labels, Parts
 from fedfactor.registry import described
-from fedfactor.words import near
 
 GROUP = "fedfactor.partitions"
 

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedfactor.task import FederatedData
+from fedfactor.data.clients import FederatedData
 
 DOTS = "·∘○◉●"
 STYLES = ("dim", "cyan", "cyan", "bold cyan", "bold bright_cyan")

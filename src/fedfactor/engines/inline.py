@@ -8,8 +8,9 @@ from time import perf_counter
 
 import torch
 
-from fedfactor.client import Setup, work
-from fedfactor.engines.base import Done, Job
+from fedfactor.client.work import work
+from fedfactor.protocol.engine import Done, Job
+from fedfactor.protocol.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,10 @@ import torch
 from torch import Tensor
 
 from fedfactor import profile
-from fedfactor.client import Setup, work
-from fedfactor.engines.base import Done, Job
-from fedfactor.wire import Bytes, Parcel, Room
+from fedfactor.client.work import work
+from fedfactor.protocol.engine import Done, Job
+from fedfactor.protocol.message import Bytes, Parcel, Room
+from fedfactor.protocol.setup import Setup
 
 LIVES = 3
 """Workers that a job may kill before it counts as failed."""

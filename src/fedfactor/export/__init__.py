@@ -19,7 +19,7 @@ from fedfactor.export.card import card_text
 from fedfactor.export.code import architecture, as_module, write_code
 from fedfactor.export.formats import FORMATS
 from fedfactor.export.taking import ExportError, answers, difference, limit, take
-from fedfactor.run import Run
+from fedfactor.runs.open import Run
 
 __all__ = ["FORMATS", "ExportError", "Exported", "export"]
 

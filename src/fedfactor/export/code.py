@@ -14,9 +14,9 @@ from torch import nn
 import fedfactor
 from fedfactor.export.taking import ExportError, Taken
 from fedfactor.nn.state import tensors_of
-from fedfactor.recipe import builder_of
 from fedfactor.rng import derive, seeded
-from fedfactor.run import model_options
+from fedfactor.runs.recipe import builder_of
+from fedfactor.runs.tasks import model_options
 
 HEAD = "# Plain torch: the network of the weights beside this file."
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedfactor.export.code import Code, as_module
 from fedfactor.export.taking import ExportError, Taken, answers
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.wire import Message, encode, read_weights
+from fedfactor.protocol.message import Message, encode, read_weights
 
 
 class Format:

@@ -9,17 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedfactor.client import kept_of
-from fedfactor.federation import Federation, Server
-from fedfactor.methods.base import Participant
+from fedfactor.data.clients import Examples
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.method import Participant
+from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.setup import kept_of
+from fedfactor.protocol.states import HeldTensors
 from fedfactor.rng import numpy_rng
-from fedfactor.run import Facts, Run, task_of
-from fedfactor.simulation import Result
-from fedfactor.store import HeldTensors
-from fedfactor.task import Examples, Task, like
+from fedfactor.runs.open import Run
+from fedfactor.runs.tasks import Facts, task_of
+from fedfactor.server.federation import Federation, Server
+from fedfactor.server.result import Result
+from fedfactor.task import Task, like
 
 CHECKED = 64
 """Examples of the batch on which models are compared."""

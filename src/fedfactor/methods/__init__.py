@@ -1,6 +1,5 @@
 """Which tensors go where; one file a method."""
 
-from fedfactor.methods.base import Method, Outcome, Participant, Phase
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedbn import FedBN
@@ -23,6 +22,7 @@ from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
 from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
+from fedfactor.protocol.method import Method, Outcome, Participant, Phase
 
 __all__ = [
     "FLANC",

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fedfactor.factor.base import Scheme
-from fedfactor.methods.base import Method
 from fedfactor.nn import check, factor_weights, factorize
+from fedfactor.protocol.method import Method
 from fedfactor.registry import described
-
-if TYPE_CHECKING:
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @dataclass(frozen=True)

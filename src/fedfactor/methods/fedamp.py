@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.methods.base import Method, Networks, Participant
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import Held, Plan, Reply, Tensors, pull
+from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Method, Networks, Participant
+from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, pull
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.optimizers.base import Optimizer
-    from fedfactor.wire import Codec
 
 
 @register("methods", "fedamp", paper="arXiv:2007.03797")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
@@ -11,9 +11,7 @@ from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.registry import register
-
-if TYPE_CHECKING:
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @register("methods", "fedbn", paper="arXiv:2102.07623")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.methods.base import Method, Networks, Participant
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, pull
+from fedfactor.protocol.method import Method, Networks, Participant
+from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull
+from fedfactor.protocol.states import HeldTensors
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.store import HeldTensors
 
 MASK = "critical:"
 """Prefix of the masks that the server keeps beside a client's tensors."""

@@ -7,22 +7,20 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from fedfactor.factor import Additive
-from fedfactor.methods.base import Networks, Outcome, Phase, split_epochs
 from fedfactor.methods.factorised import Factorised
 from fedfactor.nn import FactorWeight, compose, factor_weights, factorize
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.message import finite, read_weights
+from fedfactor.protocol.method import Networks, Outcome, Phase, split_epochs
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-from fedfactor.wire import finite, read_weights
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 TAU = ("a", "b")
 """The factors of tau = B A; sigma is everything else, biases and norms included."""

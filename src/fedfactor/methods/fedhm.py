@@ -6,25 +6,23 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fedfactor.checks import check_number
 from fedfactor.factor import SpatialSplit
 from fedfactor.factor.base import WeightShape
-from fedfactor.methods.base import Networks, Participant
 from fedfactor.methods.spectral import Spectral
 from fedfactor.nn import check, dense_names, factor_weights, factorize, first_layers
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
-from fedfactor.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Networks, Participant
+from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
-from fedfactor.settings import check_number
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @register("methods", "fedhm", paper="arXiv:2111.14655")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -11,10 +10,8 @@ from fedfactor.factor import Hadamard, jacobian_correction
 from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import Factorised
 from fedfactor.nn import composed_once, factor_weights
+from fedfactor.protocol.context import Context
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @register("methods", "fedpara", paper="arXiv:2108.06098")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @register("methods", "fedper", paper="arXiv:1912.00818")

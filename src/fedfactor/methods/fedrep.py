@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fedfactor.methods.base import Phase, split_epochs
 from fedfactor.methods.fedper import FedPer
+from fedfactor.protocol.method import Phase, split_epochs
 from fedfactor.registry import described, register
 
 

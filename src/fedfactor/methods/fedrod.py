@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,10 @@ from torch.nn import functional as F
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 class TwoHeads(nn.Module):

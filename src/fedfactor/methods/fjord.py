@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.methods.base import Participant
+from fedfactor.methods.nested import Nested
 from fedfactor.methods.sliced import Sliced
-from fedfactor.nn.nested import Nested
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Piece, Plan, Tensors, slice_plan
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Participant
+from fedfactor.protocol.plan import Piece, Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @register("methods", "fjord", paper="arXiv:2102.13451")

@@ -5,24 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from fedfactor.checks import check_choice, check_number
 from fedfactor.factor import Composition, Dense, orthogonality
-from fedfactor.methods.base import Method, Networks, Outcome, Participant
+from fedfactor.factor.base import WeightShape
 from fedfactor.nn import check, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Piece, Plan, Tensors
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Method, Networks, Outcome, Participant
+from fedfactor.protocol.plan import Piece, Plan, Tensors
 from fedfactor.registry import described, register
-from fedfactor.settings import check_choice, check_number
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.factor.base import WeightShape
-    from fedfactor.task import Task
-
+from fedfactor.task import Task
 
 LOGGED = 32
 """Basis vectors of a layer whose Gram matrix is logged: a wide network's would fill the journal."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fedfactor.methods.sliced import Sliced
 from fedfactor.nn.norms import batch_norms, scaled_norm_inputs, without_statistics
+from fedfactor.protocol.context import Context
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @register("methods", "heterofl", paper="arXiv:2010.01264")

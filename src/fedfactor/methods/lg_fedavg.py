@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.task import Task
+from fedfactor.task import Task
 
 
 @register("methods", "lg_fedavg", paper="arXiv:2001.01523")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedfactor.methods.base import Method
+from fedfactor.protocol.method import Method
 from fedfactor.registry import register
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedfactor.methods.base import Method
+from fedfactor.protocol.method import Method
 from fedfactor.registry import described, register
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.state import answers_with, fill, tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")

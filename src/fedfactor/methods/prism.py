@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit, effective_rank, spectrum
 from fedfactor.factor.base import WeightShape
-from fedfactor.methods.base import Networks, Outcome, Participant
 from fedfactor.methods.spectral import Spectral
 from fedfactor.models.width import Multiple
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, pull, slice_plan
+from fedfactor.protocol.method import Networks, Outcome, Participant
+from fedfactor.protocol.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, pull, slice_plan
 from fedfactor.registry import described, register
-from fedfactor.settings import check_number
 
 SMALL = 0.2
 """Up to this keep ratio clients sample with `kappa_small` (Table 7)."""

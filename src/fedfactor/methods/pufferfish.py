@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit
 from fedfactor.factor.base import Scheme
-from fedfactor.methods.base import Method
 from fedfactor.methods.factorised import Factorised
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn import factorize, first_layers, outer_layers
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-from fedfactor.settings import check_number
 
 
 @register("methods", "pufferfish", paper="arXiv:2103.03936")

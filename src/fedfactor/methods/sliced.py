@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fedfactor.methods.base import Method, Participant
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Plan, Tensors, slice_plan
+from fedfactor.protocol.method import Method, Participant
+from fedfactor.protocol.plan import Plan, Tensors, slice_plan
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import nn
 
-from fedfactor.methods.base import Method
+from fedfactor.protocol.method import Method
 from fedfactor.registry import described, register
 
 

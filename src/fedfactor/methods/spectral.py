@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from fedfactor.factor import frobenius_decay
-from fedfactor.methods.base import Method, Networks
 from fedfactor.nn import compose, dense_names, factor_weights
 from fedfactor.nn.state import tensors_of
-from fedfactor.plan import Tensors
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Method, Networks
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @dataclass(frozen=True)

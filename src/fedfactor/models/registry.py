@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedfactor.words import near
+from fedfactor.checks import near
 
 GROUP = "fedfactor.models"
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedfactor.optimizers.base import Optimizer, State, Step, is_held
-from fedfactor.plan import Tensors
+from fedfactor.protocol.optimizer import Optimizer, State, Step, is_held
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
 
 

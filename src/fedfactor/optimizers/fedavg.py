@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedfactor.optimizers.base import Optimizer
+from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.registry import register
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from fedfactor.optimizers.base import Optimizer, State, Step, is_held
-from fedfactor.plan import Tensors
+from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.optimizer import Optimizer, State, Step, is_held
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
-    from fedfactor.wire import Codec
 
 
 @register("optimizers", "feddyn", paper="arXiv:2111.04263")

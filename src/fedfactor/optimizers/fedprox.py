@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
-from fedfactor.optimizers.base import Optimizer
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @register("optimizers", "fedprox", paper="arXiv:1812.06127")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from fedfactor.optimizers.base import Optimizer, State, Step
-from fedfactor.plan import Tensors, holders_sum
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.optimizer import Optimizer, State, Step
+from fedfactor.protocol.plan import Tensors, holders_sum
 from fedfactor.registry import described, register
-
-if TYPE_CHECKING:
-    from fedfactor.client import Context
 
 
 @register("optimizers", "scaffold", paper="arXiv:1910.06378")

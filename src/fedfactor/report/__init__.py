@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedfactor.checks import check_number
 from fedfactor.report.clients import clients, data
 from fedfactor.report.costs import costs
 from fedfactor.report.curves import accuracy, capacities, main_measure, overview
@@ -14,7 +15,6 @@ from fedfactor.report.insides import bases, others, picks, ranks
 from fedfactor.report.page import page
 from fedfactor.report.parts import Section
 from fedfactor.report.read import RunData, find, read
-from fedfactor.settings import check_number
 
 __all__ = ["Group", "RunData", "counted", "group", "read_groups", "report", "sections"]
 

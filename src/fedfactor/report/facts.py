@@ -12,7 +12,7 @@ from pathlib import Path
 from fedfactor.report.groups import Group
 from fedfactor.report.parts import Code, Fold, Piece, Section, Table, Text, thin
 from fedfactor.report.read import RunData
-from fedfactor.run import RunError
+from fedfactor.runs.directory import RunError
 
 MOST_FAILURES = 200
 MOST_PICTURES = 100

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from fedfactor.report.read import Point, RunData
-from fedfactor.run import flat
+from fedfactor.runs.open import flat
 
 SEEDS = ("train.seed", "partition.seed")
 NO_MATTER = ("name", "train.device", "run.keep_rounds", "evaluate.joules_per_byte", "evaluate.target")

@@ -30,7 +30,8 @@ from fedfactor.report.parts import (
     thin,
 )
 from fedfactor.report.read import Point, RunData
-from fedfactor.run import RunError, load
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.open import load
 
 RANK = "effective_rank"
 

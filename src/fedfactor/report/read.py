@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfactor.recipe import read as read_recipe
-from fedfactor.run import RunError
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.recipe import read as read_recipe
 
 MEASURED = {
     "all": "all clients on their own test data",

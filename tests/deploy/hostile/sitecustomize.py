@@ -14,7 +14,7 @@ BEHAVIOUR = os.environ.get("HOSTILE", "")
 
 
 def lying(real: Any) -> Any:
-    from fedfactor.wire import Message, decode, encode
+    from fedfactor.protocol.message import Message, decode, encode
 
     def work(setup: Any, job: Any, state: Any, room: Any = None) -> Any:
         reply, new = real(setup, job, state)
@@ -42,7 +42,7 @@ class Lies(importlib.abc.MetaPathFinder):
     """Changes the node's module when it is imported, and not before: Flower must hear from the process first."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "fedfactor.flower.node":
+        if name != "fedfactor.runs.flower.node":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         assert spec is not None

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fedfactor.checks import check_number
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_text
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import missing, source
 from fedfactor.rng import numpy_rng
-from fedfactor.settings import check_number
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; a character's id is its place here."""

@@ -17,8 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedfactor.checks import near
 from fedfactor.data.dataset import Dataset
-from fedfactor.words import near
 
 GROUP = "fedfactor.data"
 VARIABLE = "FEDFACTOR_DATA"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedfactor.checks import check_number
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, read_lines, read_text
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import missing, source
 from fedfactor.rng import numpy_rng
-from fedfactor.settings import check_number
 
 WORD = re.compile(r"[a-z0-9']+")
 BREAK = re.compile(r"<[^>]*>")

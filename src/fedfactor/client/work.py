@@ -1,0 +1,196 @@
+"""The client's side: the only loop over batches.
+
+`work` is one pure function of a message, the client's data, its state and the run's settings. Engines only move its
+bytes: what runs here in a process of its own is what runs on a phone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.client.descent import Descent
+from fedfactor.data.clients import Examples
+from fedfactor.nn.norms import watched_norms
+from fedfactor.nn.state import tensors_of
+from fedfactor.profile import timed
+from fedfactor.protocol.coding import _prefixed, code_up, decode_down, decode_up, sections
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.message import Bytes, Message, Room, decode, encode
+from fedfactor.protocol.method import Phase
+from fedfactor.protocol.places import Places
+from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.setup import Setup, kept_of
+from fedfactor.rng import derive, seeded, torch_rng
+from fedfactor.task import like
+
+
+@timed("the rest")
+def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
+    """Do one job and return the reply (in `room`, if given) and the client's new state (`None`: unchanged)."""
+    message = decode(job)
+    client, round = message.fields["client"], message.fields["round"]
+    kept, setup = kept_of(setup, state, round), setup.at(round)
+    with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
+        if message.kind == "train":
+            return _train(setup, message, kept, room)
+        if message.kind == "evaluate":
+            return _evaluate(setup, message, kept), None
+        if message.kind == "calibrate":
+            return _calibrate(setup, message, kept), None
+    raise ValueError(f"unknown kind of job {message.kind!r}")
+
+
+def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
+    """Return the network as a job fills it and the context of its training; `targets` are all the client has."""
+    fields, device = message.fields, setup.training.torch_device
+    network, parts = _load(setup, message, kept, setup.method.load)
+    places = Places.read(fields.get("places"), parts["model"])
+    return network, Context(
+        task=setup.task,
+        training=setup.training,
+        round=fields["round"],
+        client=fields["client"],
+        capacity=fields["capacity"],
+        lr=fields["lr"],
+        targets=targets,
+        kept=_on(device, kept.get("kept", {})),
+        down=parts["model"],
+        extras=_on(device, parts.get("extra", {})),
+        state=_on(device, places.take(kept.get("optimizer", {}), parts["model"])),
+    )
+
+
+def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
+    method, training, fields = setup.method, setup.training, message.fields
+    examples = setup.task.data.of(fields["client"])
+    network, ctx = ready(setup, message, kept, examples[1])
+    places = Places.read(fields.get("places"), ctx.down)
+    answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
+    answer["samples"] = len(examples[1])
+    test = setup.task.data.own_test(fields["client"]) if fields["test"] else None
+    if test is not None:
+        answer["before"] = setup.task.evaluate(network, test)
+    answer.update(_fit(setup, network, examples, ctx))
+    if test is not None:
+        answer["after"] = setup.task.evaluate(network, test)
+    if method.reports:
+        answer["figures"] = method.report(network, ctx)
+
+    own = tensors_of(network)
+    shared = {name: own[name].to(wanted.dtype) for name, wanted in ctx.down.items()}
+    trained = setup.trained(ctx.capacity)
+    rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
+    codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))
+    coded, codec_state = code_up(setup.codec, trained, shared, ctx.down, codec_state, rng)
+    seen = decode_up(setup.codec, trained, coded, ctx.down)
+    extras, optimizer_state = setup.optimizer.finish(seen, ctx)
+    reply = Message("trained", answer, {**_prefixed("model", coded), **_prefixed("extra", extras)})
+    state = {
+        **_prefixed("kept", method.keep(network)),
+        **_prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
+        **_prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
+    }
+    fields = {"client": ctx.client, "round": ctx.round}
+    return encode(reply, room), encode(Message("state", fields, state)) if state else None
+
+
+@timed("training")
+def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:
+    """Train the network through the method's phases."""
+    training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
+    network.train()
+    losses, steps = torch.zeros((), device=training.torch_device), 0
+    for phase in setup.method.phases(training.epochs):
+        parameters = _trainable(network, phase, setup.trained(ctx.capacity))
+        if not parameters:
+            continue
+        descent = Descent(setup, network, parameters, ctx.lr)
+        pull, travel = 0.0, 0.0
+        for batch in batches(setup, examples, phase.epochs, rng):
+            loss = setup.method.objective(network, batch, ctx)
+            for parameter in parameters.values():
+                parameter.grad = None
+            loss.backward()  # type: ignore[no-untyped-call]
+            _densify(parameters)
+            setup.optimizer.correct(parameters, ctx)
+            if training.clip:
+                torch.nn.utils.clip_grad_norm_(parameters.values(), training.clip)
+            descent.step()
+            pull = training.momentum * pull + 1.0
+            travel += ctx.lr * pull
+            losses, steps = losses + loss.detach(), steps + 1
+        for name in parameters:
+            ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * setup.method.pace(name)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in setup.trained(ctx.capacity))
+        parameter.grad = None
+    return {"loss": float(losses) / max(steps, 1), "steps": steps}
+
+
+def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dict[str, nn.Parameter]:
+    """Freeze what this phase does not train, and return the rest."""
+    chosen = {}
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trained and phase.trains(name))
+        if parameter.requires_grad:
+            chosen[name] = parameter
+    return chosen
+
+
+def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Fill up gradients that list only some rows, as of `nn.Embedding(sparse=True)`: nothing after them takes those."""
+    for parameter in parameters.values():
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+
+
+def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
+    """Yield shuffled batches; a last batch of one joins the one before, since batch norms cannot train on it."""
+    (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
+    home = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
+    for _ in range(epochs):
+        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch))
+        if len(order) > 1 and len(order[-1]) == 1:
+            order[-2:] = [torch.cat(order[-2:])]
+        for where in order:
+            yield like(transform.train(inputs[where], rng), home), targets[where].to(home.device)
+
+
+def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
+    network, _ = _load(setup, message, kept, setup.method.use)
+    fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
+    test = setup.task.data.own_test(fields["client"])
+    scores = setup.task.evaluate(network, test) if test is not None else None
+    return encode(Message("evaluated", {**fields, "scores": scores}))
+
+
+def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
+    """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
+    network, _ = _load(setup, message, kept, setup.method.use)
+    fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
+    examples = setup.task.data.of(fields["client"])
+    rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
+    network.train()
+    with torch.no_grad(), watched_norms(network) as statistics:
+        for x, _ in batches(setup, examples, 1, rng):
+            network(x)
+    return encode(Message("calibrated", {**fields, "samples": len(examples[1])}, statistics()))
+
+
+def _load(
+    setup: Setup, message: Message, kept: dict[str, Tensors], load: Callable[[nn.Module, Tensors, Tensors], None]
+) -> tuple[nn.Module, dict[str, Tensors]]:
+    """Fill the network of the job's capacity; return it and the decoded sections of the download."""
+    capacity, device = message.fields["capacity"], setup.training.torch_device
+    network, parts = setup.network(capacity), sections(message.tensors)
+    parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
+    load(network, parts["model"], _on(device, kept.get("kept") or setup.kept(capacity)))
+    return network, parts
+
+
+def _on(device: torch.device, tensors: Tensors) -> Tensors:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -1,0 +1,1 @@
+"""Clients on Flower's nodes: transport and processes. Nothing else in the package knows flwr."""

@@ -1,0 +1,174 @@
+"""What is asked of a SuperLink: who may join, who is there, start a run, how it goes.
+
+The same requests as those of the `flwr` command, without starting a process for each. These parts of Flower are not its
+public interface: they are used here alone, and `tests/flower/test_control.py` says when one of them has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.federation_config_pb2 import SimulationConfig
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedfactor.engines.flower.programs import DeploymentError
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that may join."""
+
+    id: int
+    name: str
+    status: str
+    """registered (never seen), online or offline"""
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a run of Flower's goes."""
+
+    status: str
+    """pending, starting, running, or finished:completed, finished:failed, finished:stopped"""
+    details: str
+    bytes_down: int
+    """To the nodes, as Flower counts them."""
+    bytes_up: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status.startswith("finished")
+
+
+class NoAnswer(DeploymentError):
+    """There is no SuperLink where one should be, or it cannot answer now; ask again."""
+
+
+class Control:
+    """A connection to a SuperLink; with a certificate by TLS."""
+
+    def __init__(self, address: str, authority: Path | None) -> None:
+        self.address = address
+        self._client = ControlHttpClient.from_server_address(
+            address,
+            authority is None,
+            None if authority is None else authority.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="fedfactor")],
+        )
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def answers(self) -> bool:
+        """Tell whether the SuperLink is up."""
+        try:
+            return bool(self._client._client.get(f"{self._client._base_url}/health").is_success)
+        except httpx.TransportError:
+            return False
+
+    def register(self, public_key: Path, name: str) -> int:
+        """Let the holder of a key join; return its node id."""
+        return int(self._ask("RegisterNode", RegisterNodeRequest(public_key=key_bytes(public_key), name=name)).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Let a node join no more."""
+        self._ask("UnregisterNode", UnregisterNodeRequest(node_id=node))
+
+    def nodes(self) -> list[Node]:
+        """Return all nodes that may join, by name."""
+        listed = self._ask("ListNodes", ListNodesRequest()).nodes_info
+        found = [Node(one.node_id, one.name, one.status, one.public_key) for one in listed]
+        return sorted((one for one in found if one.status != "unregistered"), key=lambda one: one.name)
+
+    def start(
+        self, app: Path, config: Mapping[str, str | int | float | bool], *, nodes: int = 0, gpus: float = 0.0
+    ) -> int:
+        """Start a run of an app folder; `nodes` is how many a simulation has, `gpus` what share of one each needs."""
+        # A core each, since the work itself uses one thread; Flower would give them two.
+        simulated = SimulationConfig(num_supernodes=nodes, client_resources_num_cpus=1, client_resources_num_gpus=gpus)
+        request = StartRunRequest(
+            fab=bundle(app),
+            override_config=user_config_to_proto(dict(config)),
+            federation="",
+            override_federation_config=simulated if nodes else None,
+        )
+        answer = self._ask("StartRun", request)
+        if not answer.HasField("run_id"):
+            raise DeploymentError(f"the SuperLink at {self.address} did not take the app in {app}: its log says why")
+        return int(answer.run_id)
+
+    def progress(self, run: int) -> Progress:
+        """Return how a run goes."""
+        runs = self._ask("ListRuns", ListRunsRequest(run_id=run)).run_dict
+        if run not in runs:
+            raise DeploymentError(f"the SuperLink at {self.address} knows no run {run}: is it another one?")
+        found = runs[run]
+        status = ":".join(filter(None, [found.status.status, found.status.sub_status]))
+        return Progress(status, found.status.details, found.bytes_sent, found.bytes_recv)
+
+    def stop(self, run: int) -> None:
+        """Stop a run."""
+        self._ask("StopRun", StopRunRequest(run_id=run))
+
+    def _ask(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._client, method)(request)
+        except httpx.HTTPStatusError as error:
+            if error.response.is_server_error:  # its database is busy, say
+                raise NoAnswer(
+                    f"the SuperLink at {self.address} fails at {method}: {error.response.status_code}"
+                ) from None
+            told = FlowerError.from_json(error.response.text)
+            reason = f"{told.message} {told.public_details or ''}".strip() if told else error.response.text[:300]
+            raise DeploymentError(f"the SuperLink at {self.address} refuses {method}: {reason}") from None
+        except httpx.TransportError as error:
+            raise NoAnswer(f"no answer from a SuperLink at {self.address}: {error}") from None
+
+
+def bundle(app: Path) -> Any:
+    """Pack an app folder as a SuperLink takes it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself uses
+        content = build_fab_from_disk(app)
+    return fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+
+
+def key_bytes(public_key: Path) -> bytes:
+    """Read a public key as nodes are known by."""
+    try:
+        key = load_ssh_public_key(public_key.read_bytes())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("Flower takes keys of elliptic curves only")
+        return bytes(public_key_to_bytes(key))
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise DeploymentError(
+            f"{public_key} is no public key of a node ({error}); `fedfactor flower join` makes one, NAME.pub"
+        ) from None

@@ -1,0 +1,257 @@
+"""Messages and their bytes: the safetensors format, written without copies and read with suspicion.
+
+A message is a kind, a few plain fields and named tensors. Its bytes are a safetensors file (eight bytes of header
+length, a JSON header, the tensors one after another), so any safetensors reader opens them. The decoder takes bytes
+from anywhere: it answers with a message or with `BadMessage`, and its tensors are views of the bytes given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedfactor.profile import timed
+from fedfactor.protocol.plan import Tensors
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FORMAT = "1"
+LONGEST_HEADER = 1 << 20
+"""Bytes; some ten thousand tensors. Parsing JSON takes many times its length in memory."""
+MOST_ELEMENTS = 1 << 48
+MOST_AXES = 16
+
+
+Bytes = bytes | bytearray | memoryview
+"""What holds an encoded message. Tensors decoded from bytes that can be written to are views of them."""
+
+
+class BadMessage(ValueError):
+    """Bytes that are not a message, or not the one expected; the text says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A kind, plain fields (whatever JSON holds) and named tensors."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: Tensors = field(default_factory=dict)
+
+
+Room = Callable[[int], memoryview]
+"""Gives so many bytes that can be written to."""
+
+
+class Parcel:
+    """A message laid out to be written: its header, and its tensors where they are."""
+
+    def __init__(self, message: Message) -> None:
+        self._parts = _parts(message)
+        self._length = sum(map(len, self._parts))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @timed("encoding")
+    def write(self, room: memoryview | None = None) -> Bytes:
+        """Return the message's bytes, in `room` if there is one; they can be written to: decoding copies nothing."""
+        if room is None:
+            return bytearray().join(self._parts)
+        begin = 0
+        for part in self._parts:
+            room[begin : begin + len(part)] = part
+            begin += len(part)
+        return room
+
+
+def encode(message: Message, room: Room | None = None) -> Bytes:
+    """Write a message as bytes, into `room` if there is one; equal messages give equal bytes."""
+    parcel = Parcel(message)
+    return parcel.write(None if room is None else room(len(parcel)))
+
+
+@timed("encoding")
+def _parts(message: Message) -> list[memoryview]:
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "fedfactor": FORMAT,
+            "kind": message.kind,
+            "fields": _SORTED.encode(message.fields),
+        }
+    }
+    views, position = [], 0
+    for name in sorted(message.tensors):
+        tensor = message.tensors[name].detach().cpu().contiguous()
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + size],
+        }
+        position += size
+        views.append(_raw(tensor))
+    text = _WRITER.encode(header).encode()
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
+    text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
+    return [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy()).cast("B")  # type: ignore[arg-type]
+
+
+@timed("encoding")
+def decode(data: Bytes) -> Message:
+    """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
+    metadata, tensors = _open(data)
+    if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:
+        raise BadMessage("not a message of this library, or of another version of its format")
+    kind, text = metadata.get("kind"), metadata.get("fields")
+    if not isinstance(kind, str) or not isinstance(text, str):
+        raise BadMessage("the header lacks kind or fields")
+    return Message(kind, _parse(text), tensors)
+
+
+def read_weights(path: Path) -> Tensors:
+    """Read the tensors of any safetensors file (a state dict, say); as suspicious as `decode`."""
+    try:
+        return _open(path.read_bytes())[1]
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except BadMessage as error:
+        raise ValueError(f"{path} is no safetensors file: {error}") from error
+
+
+def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
+    """Split the bytes of a safetensors file into its metadata and its tensors."""
+    # Torch cannot keep a tensor read-only, so bytes that nobody may write to are copied once.
+    buffer = memoryview(bytearray(data) if memoryview(data).readonly else data).cast("B")
+    if len(buffer) < 8:
+        raise BadMessage(f"{len(buffer)} bytes are too few for a message")
+    length = int.from_bytes(buffer[:8], "little")
+    if length > min(LONGEST_HEADER, len(buffer) - 8):
+        raise BadMessage(f"header of {length} bytes does not fit a message of {len(buffer)}")
+    header = _parse(bytes(buffer[8 : 8 + length]))
+    metadata = header.pop("__metadata__", None)
+    return metadata, _tensors(header, buffer[8 + length :])
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadMessage("the header names something twice")
+    return found
+
+
+# Made once: json's own functions would make them anew for every message.
+_READER = json.JSONDecoder(object_pairs_hook=_unique)
+_WRITER = json.JSONEncoder(separators=(",", ":"))
+_SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+def _parse(text: bytes | str) -> dict[str, Any]:
+    try:
+        parsed = _READER.decode(text if isinstance(text, str) else text.decode())
+    except BadMessage:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"header is not JSON: {type(error).__name__}") from error
+    if not isinstance(parsed, dict):
+        raise BadMessage("header is not a JSON object")
+    return parsed
+
+
+def _tensors(header: dict[str, Any], body: memoryview) -> Tensors:
+    """Read the tensors, which must fill the body exactly, one after another."""
+    entries = [(*_entry(name, entry), name) for name, entry in header.items()]
+    entries.sort(key=lambda entry: entry[0])
+    tensors, position = {}, 0
+    for begin, end, dtype, shape, name in entries:
+        if begin != position or end > len(body):
+            raise BadMessage(f"tensor {name!r} lies at bytes {begin} to {end}, expected to start at {position}")
+        tensors[name] = _view(body[begin:end], dtype, shape)
+        position = end
+    if position != len(body):
+        raise BadMessage(f"{len(body) - position} bytes belong to no tensor")
+    return tensors
+
+
+def _entry(name: str, entry: object) -> tuple[int, int, torch.dtype, list[int]]:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise BadMessage(f"tensor {name!r} is not described by dtype, shape and data_offsets")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise BadMessage(f"tensor {name!r} has an unknown dtype")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _whole(shape) or len(shape) > MOST_AXES or not _whole(offsets) or len(offsets) != 2:
+        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
+    begin, end = offsets
+    if math.prod(n or 1 for n in shape) >= MOST_ELEMENTS:  # also where another axis is 0
+        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise BadMessage(f"tensor {name!r} of shape {shape} does not fill bytes {begin} to {end}")
+    return begin, end, dtype, shape
+
+
+def _whole(numbers: object) -> bool:
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in numbers)
+
+
+def _view(data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    raw = torch.frombuffer(data, dtype=torch.uint8)
+    if dtype is torch.bool and int(raw.max()) > 1:
+        raise BadMessage("a boolean tensor holds something other than 0 and 1")
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype).view(shape)
+
+
+@timed("encoding")
+def expect(tensors: Tensors, like: Tensors, what: str) -> None:
+    """Check that `tensors` has exactly the names, shapes and dtypes of `like`, and only finite numbers."""
+    if tensors.keys() != like.keys():
+        missing, foreign = sorted(like.keys() - tensors.keys()), sorted(tensors.keys() - like.keys())
+        raise BadMessage(f"{what}: missing {_some(missing)}, unexpected {_some(foreign)}")
+    for name, tensor in tensors.items():
+        wanted = like[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            raise BadMessage(
+                f"{what}: {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
+            )
+        if not finite(tensor):
+            raise BadMessage(f"{what}: {name!r} holds NaN, infinity or numbers too large to square")
+
+
+def finite(tensor: Tensor) -> bool:
+    """Tell whether all entries and their squares are finite: an optimizer may square whatever is averaged."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    precise = torch.promote_types(tensor.dtype, torch.float32)
+    return math.isfinite(torch.linalg.vector_norm(tensor, dtype=precise))
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return "nothing" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,67 @@
+"""Validation of replies: nothing of a reply is used before it has passed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedfactor.nn.norms import batch_norms
+from fedfactor.protocol.message import BadMessage, Message
+from fedfactor.protocol.method import Participant
+
+
+def check_report(kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
+    """Check the plain fields of an answer: the right kind, client, round and capacity, and numbers that can be."""
+    fields = message.fields
+    wanted = {"client": who.client, "round": round, "capacity": who.capacity}
+    same = all(type(fields.get(key)) is type(value) and fields[key] == value for key, value in wanted.items())
+    if message.kind != kind or not same:
+        got = {key: fields.get(key) for key in wanted}
+        raise BadMessage(f"a {message.kind} reply for {got}, expected a {kind} one for {wanted}")
+    if kind != "evaluated":
+        samples = fields.get("samples")
+        if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
+            raise BadMessage(f"samples must be a whole number in [1, {MOST_SAMPLES}], got {samples!r}")
+    if kind == "trained" and not _is_number(fields.get("loss")):
+        raise BadMessage(f"the training loss is {fields.get('loss')!r}")
+    for key in ("before", "after", "scores"):
+        if fields.get(key) is not None:
+            _check_scores(fields[key])
+    return fields
+
+
+def _check_scores(scores: object) -> None:
+    if (
+        not isinstance(scores, dict)
+        or not {"accuracy", "loss"} <= set(scores)
+        or not all(map(_is_number, scores.values()))
+    ):
+        raise BadMessage("scores must be numbers, accuracy and loss among them")
+    if not 0 <= scores["accuracy"] <= 1:
+        raise BadMessage(f"an accuracy of {scores['accuracy']!r} cannot be")
+
+
+def check_figures(figures: object, names: Sequence[str]) -> dict[str, float]:
+    """Check the numbers that a method has its clients report: these names, and finite."""
+    if not isinstance(figures, dict) or figures.keys() != set(names) or not all(map(_is_number, figures.values())):
+        wanted = ", ".join(names) or "no figures"
+        raise BadMessage(f"the reply must report finite numbers named {wanted}")
+    return {name: float(figures[name]) for name in names}
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(float(value))  # type: ignore[arg-type]
+
+
+MOST_SAMPLES = 1 << 31
+
+
+def _statistics_of(network: nn.Module) -> dict[str, Tensor]:
+    """Return empty statistics like those that a calibration brings back."""
+    dtype = next(network.parameters()).dtype
+    norms = batch_norms(network).items()
+    return {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}

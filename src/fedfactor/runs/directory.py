@@ -1,0 +1,89 @@
+"""Run directories: who may use one, and whether it holds the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from fedfactor.protocol.settings import Capacities, Reported
+from fedfactor.runs.recipe import Recipe, read, resolve
+
+
+class RunError(RuntimeError):
+    """A run directory that cannot be used as asked."""
+
+
+def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
+    """Return the summary of a run of this recipe that is done; `None` if there is something left to run."""
+    directory = Path(directory)
+    check_claim(recipe, directory, resume=True)
+    path = directory / "summary.json"
+    if not path.exists() or not (directory / "checkpoint" / "current").exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found["rounds"] == recipe.rounds.rounds else None
+
+
+@contextlib.contextmanager
+def locked(directory: Path, name: str = "lock") -> Iterator[None]:
+    """Make a directory and keep other processes from running in it."""
+    lock = filelock.FileLock(directory / name)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunError(f"another process is using {directory}; wait for it, or give another directory") from None
+    except OSError as error:
+        raise RunError(f"{directory} cannot be a run directory ({error}); give another one") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
+    """Check that a directory is free, or that what is there is being carried on unchanged."""
+    path = directory / "recipe.toml"
+    if not (directory / "checkpoint" / "current").exists():
+        return  # nothing was ever committed
+    if not path.exists():
+        raise RunError(f"{directory} holds a run that has no recipe.toml; give another directory")
+    if not resume:
+        raise RunError(f"{directory} holds a run already; carry on with --resume, or give another directory")
+    there = resolve(read(path), str(path)).tables
+    changes = list(_differences(there, recipe.tables))
+    if changes:
+        raise RunError(f"{directory} was started with another recipe: {'; '.join(changes[:5])}")
+
+
+def _differences(old: Any, new: Any, key: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for name in dict.fromkeys([*old, *new]):
+            found += _differences(old.get(name), new.get(name), f"{key}.{name}".removeprefix("."))
+        return found
+    return [] if old == new else [f"{key} was {old!r} and is now {new!r}"]
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once, so that nobody ever reads half of it."""
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+ENROLLED = "flower.json"
+"""Where a run on Flower notes who its clients are."""
+
+
+def reported(capacities: Capacities, directory: Path) -> Capacities:
+    """Return capacities with those that the clients of a run said themselves, where it had such clients."""
+    path = directory / ENROLLED
+    said = json.loads(path.read_text())["start"].get("capacities", {}) if path.exists() else {}
+    given = {int(client): float(capacity) for client, capacity in said.items()}
+    return Reported(capacities.shares, capacities.dynamic, given) if given else capacities

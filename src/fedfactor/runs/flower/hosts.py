@@ -1,0 +1,262 @@
+"""A deployment over several machines: `up` on the server's, `join` on every node's.
+
+Both start Flower's programs and start them again when they end; both can be killed at any time and started again. The
+server's files are in one folder, its site:
+
+```
+ca.crt         what nodes know the server by; copy it to each
+server.crt     the server's certificate
+server.key
+keys/          public keys of the nodes that may join, NAME.pub; put one in, or take it out, at any time
+state.db       Flower's own state
+logs/          what Flower's programs print
+```
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfactor.engines.flower.certificates import (
+    Certificates,
+    check_certificate,
+    node_key,
+    server_certificates,
+    write_secret,
+)
+from fedfactor.engines.flower.control import Control, NoAnswer, key_bytes
+from fedfactor.engines.flower.programs import (
+    DeploymentError,
+    Supervised,
+    free_port,
+    node_command,
+    script,
+    stop_all,
+    superlink_command,
+)
+from fedfactor.runs.flower.local import POLL, Events, committed
+from fedfactor.runs.recipe import Recipe
+
+DAYS = 365
+"""How long the certificates that `up` makes are valid."""
+LOOK = 2.0
+"""Seconds between looks at the keys."""
+AGAIN = 5.0
+"""Seconds between a ServerApp's end and the next start."""
+TRIES = 3
+"""Starts of a run without a new committed round after which it is given up; and of a SuperLink that never answers."""
+LEAVE = 10.0
+"""Seconds that a node has to tell the server that it leaves: otherwise it counts as online for a minute more."""
+
+
+class Keys:
+    """The folder of the public keys that may join."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._unread = set[str]()
+
+    def admit(self, control: Control) -> list[str]:
+        """Let the holders of the keys in the folder join, and others no more; return what changed, in words."""
+        known, wanted, unread, changes = {node.key: node for node in control.nodes()}, set[bytes](), {}, []
+        for path in sorted(self.folder.glob("*.pub")):
+            try:
+                key = key_bytes(path)
+                wanted.add(key)
+                if key not in known:
+                    control.register(path, path.stem)
+                    changes.append(f"{path.stem} may join")
+            except NoAnswer:
+                raise
+            except DeploymentError as error:  # no key, perhaps a file that is just being copied
+                unread[path.stem] = str(error)
+        changes += [reason for reason in unread.values() if reason not in self._unread]
+        self._unread = set(unread.values())
+        for key, node in known.items():
+            if key not in wanted and node.name not in unread:
+                control.unregister(node.id)
+                changes.append(f"{node.name} may join no more")
+        return changes
+
+
+class Site:
+    """The server's folder, its SuperLink and the process that starts ServerApps.
+
+    They are three processes on purpose: a ServerApp that Flower's SuperLink starts itself dies with it; this one waits
+    until the SuperLink is up again.
+    """
+
+    def __init__(self, folder: Path, hosts: list[str], listen: str, port: int) -> None:
+        self.folder, self.port = folder.absolute(), port
+        self.keys = Keys(self.folder / "keys")
+        self.keys.folder.mkdir(parents=True, exist_ok=True)
+        self.certificates = self._certificates(hosts)
+        secret = self.folder / "superexec.secret"
+        if not secret.exists():
+            write_secret(secret, secrets.token_bytes(32))
+        command = [*superlink_command(listen, port, self.certificates), "--database", str(self.folder / "state.db")]
+        command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+        executor = [script("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{port}"]
+        executor += ["--root-certificates", str(self.certificates.authority)]
+        executor += ["--superexec-auth-secret-file", str(secret)]
+        home, logs = self.folder / "flower", self.folder / "logs"
+        self.superlink = Supervised("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
+        self.executor = Supervised("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
+        self.control = Control(f"127.0.0.1:{port}", self.certificates.authority)
+
+    def _certificates(self, hosts: list[str]) -> Certificates:
+        found = Certificates(self.folder / "ca.crt", self.folder / "server.crt", self.folder / "server.key")
+        if found.key.exists():
+            check_certificate(found.certificate, hosts)
+            return found
+        return server_certificates(self.folder, [*hosts, "localhost", "127.0.0.1"], DAYS)
+
+    def look(self) -> None:
+        """Start again what has ended."""
+        self.superlink.look()
+        self.executor.look()
+
+    def close(self) -> None:
+        """Stop all programs; what is in the folder stays."""
+        for one in (self.superlink, self.executor):
+            one.retire()
+        stop_all([one.program for one in (self.superlink, self.executor) if one.program is not None])
+        self.control.__exit__()
+
+
+def up(
+    recipe: Recipe,
+    directory: Path,
+    site: Site,
+    *,
+    config: Mapping[str, str | int | float | bool],
+    on_event: Callable[[dict[str, Any]], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Serve a run until it is done; a ServerApp or SuperLink that dies is started again and carries on."""
+    from fedfactor.runs.flower.app import write_app
+
+    events, app = Events(directory), write_app(recipe, site.folder / "app", directory, config=config)
+    looked, attempt = 0.0, Attempts(directory)
+    run: int | None = None
+    answered, told = False, ""
+    while run is not None or not (directory / "summary.json").exists():
+        ended = site.superlink.program is not None and site.superlink.program.code is not None
+        if ended and not answered and site.superlink.starts >= TRIES:
+            raise DeploymentError(f"the SuperLink does not come up: {site.superlink.last_words()}")
+        site.look()
+        try:
+            if time.monotonic() - looked > LOOK:
+                changes = site.keys.admit(site.control)
+                looked, answered, told = time.monotonic(), True, ""
+                for change in changes:
+                    tell(change)
+            if run is None:
+                run = site.control.start(app, {})
+                attempt.count()
+            progress = site.control.progress(run)
+            for event in events.new():
+                on_event(event)
+            if progress.finished:
+                run = None
+                if not (directory / "summary.json").exists():
+                    attempt.reason = progress.details or progress.status
+                    tell(f"the ServerApp ended ({attempt.reason}); starting it again")
+                    time.sleep(AGAIN)
+        except NoAnswer as error:  # it is down, or not up yet: its supervisor brings it back
+            if answered and str(error) != told:
+                told = str(error)
+                tell(f"{told}; waiting for it")
+            time.sleep(1.0)
+        time.sleep(POLL)
+
+
+class Attempts:
+    """Counts the starts of a run that does not get further."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._round, self._tries = directory, -2, 0
+        self.reason = ""
+
+    def count(self) -> None:
+        """Count one more; an error if it would be one too many."""
+        now = committed(self._directory)
+        self._tries, self._round = (self._tries + 1 if now == self._round else 1), now
+        if self._tries > TRIES:
+            raise RunFailed(f"the run ended {TRIES} times without getting beyond round {max(now, 0)}: {self.reason}")
+
+
+class RunFailed(RuntimeError):
+    """A run that does not get further, however often its ServerApp is started."""
+
+
+def join(
+    address: str,
+    authority: Path,
+    key: Path,
+    home: Path,
+    config: Mapping[str, str | int | float],
+    tell: Callable[[str], None],
+) -> None:
+    """Run a node for ever; say why when the server refuses it, and try again."""
+    if not authority.exists():
+        raise DeploymentError(f"there is no {authority}: copy it from the server's site folder")
+    if not key.exists():
+        public = node_key(key)
+        tell(f"made a key for this node; copy {public} to the folder keys of the server's site")
+    log = home / "node.log"
+    place = len(log.read_text(errors="replace")) if log.exists() else 0  # what earlier ones said
+    node = Supervised(
+        "this node",
+        lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config),
+        home,
+        log,
+        leave=LEAVE,
+    )
+    try:
+        while True:
+            program = node.program
+            if program is not None and program.code is not None:
+                said = program.output()
+                reason = refusal(said[place:], address, key)
+                place = len(said)
+                if isinstance(reason, Hopeless):
+                    raise DeploymentError(reason)
+                tell(f"{reason}; trying again")
+            node.look()
+            time.sleep(POLL)
+    finally:
+        node.retire()
+        if node.program is not None:
+            node.program.stop()
+
+
+class Hopeless(str):
+    """A reason that no further try will change."""
+
+    __slots__ = ()
+
+
+def refusal(said: str, address: str, key: Path) -> str:
+    """Return why a SuperNode ended, in words, from what it printed."""
+    if "certificate" in said.lower() and "verify failed" in said.lower():
+        found = re.search(r"certificate verify failed: ([^\n(\]]+)", said)
+        return Hopeless(
+            f"the server at {address} shows a certificate that is not of our ca.crt"
+            f"{f' ({found[1].strip()})' if found else ''}; is the address one of those given to `up --host`, and "
+            "ca.crt that of the server's site?"
+        )
+    if "[code: 2004]" in said or "Failed to activate SuperNode" in said:
+        return (
+            f"the server at {address} does not accept this node's key: either {key.name}.pub is not in the folder keys "
+            "of its site, or a node with this key was up a moment ago and still counts as online, for a minute at most"
+        )
+    if "401" in said and "Unauthorized" in said:
+        return f"the server at {address} takes our signature for too old or too new: are both clocks right?"
+    last = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"the node ended: {' | '.join(last[-3:])[-500:]}"

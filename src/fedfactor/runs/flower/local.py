@@ -1,0 +1,249 @@
+"""A whole deployment on this machine: SuperLink, nodes and their keys, brought up for one run and taken down again.
+
+Everything lives below the run directory in `flower/`, which is removed at the end; nothing listens to other machines.
+What Flower printed is kept in `flower-logs/` if the run failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfactor.engines.flower.certificates import Certificates, node_key, server_certificates
+from fedfactor.engines.flower.control import Control, NoAnswer
+from fedfactor.engines.flower.programs import (
+    START,
+    DeploymentError,
+    Program,
+    Supervised,
+    free_port,
+    node_command,
+    stop_all,
+    superlink_command,
+    until,
+)
+from fedfactor.runs.recipe import Recipe
+
+MOST_NODES = 50
+"""Clients for which a SuperNode each is started: two processes of about 130 MB."""
+POLL = 0.5
+"""Seconds between looks at a run."""
+
+
+class Deployment:
+    """A SuperLink and nodes on this machine's own address; `simulation` has no nodes but Flower's simulated ones."""
+
+    def __init__(self, home: Path, *, simulation: bool = False, database: bool = False) -> None:
+        self.home, self.simulation = home, simulation
+        self.logs = home / "logs"
+        self.database = home / "state.db" if database else None
+        self.nodes: dict[str, Supervised] = {}
+        self.port = 0
+        self.superlink: Program | None = None
+        self.certificates: Certificates | None = None
+        self._control: Control | None = None
+        self._extra: dict[str, str] = {}
+
+    def __enter__(self) -> Deployment:
+        shutil.rmtree(self.home, ignore_errors=True)  # of one that was killed
+        self.home.mkdir(parents=True, mode=0o700)
+        try:
+            if self.simulation:
+                # Ray's sockets need a short path. Simulated nodes keep their states beside those of real ones.
+                ray = tempfile.mkdtemp(prefix="ray-")
+                self._extra = {"RAY_TMPDIR": ray, "XDG_STATE_HOME": str(self.home.parent / "nodes")}
+            else:
+                self.certificates = server_certificates(self.home / "certificates", ["localhost", "127.0.0.1"], 30)
+            self.start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop everything and remove all files."""
+        for node in self.nodes.values():
+            node.retire()
+        running = [node.program for node in self.nodes.values() if node.program is not None]
+        stop_all([*running, *([self.superlink] if self.superlink else [])])
+        if self._control is not None:
+            self._control.__exit__()
+            self._control = None
+        for folder in (self.home, *map(Path, filter(None, [self._extra.get("RAY_TMPDIR")]))):
+            shutil.rmtree(folder)
+
+    @property
+    def address(self) -> str:
+        """Where nodes find the SuperLink."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def control(self) -> Control:
+        """A connection to the SuperLink."""
+        if self._control is None:
+            self._control = Control(self.address, self.certificates.authority if self.certificates else None)
+        return self._control
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, again if it has ended, and wait until it answers."""
+        self.port = self.port or free_port()
+        command = superlink_command("127.0.0.1", self.port, self.certificates)
+        command += ["--database", str(self.database)] if self.database else []
+        command += ["--simulation"] if self.simulation else []
+        home, log = self.home / "superlink", self.logs / "superlink.log"
+        self.superlink = Program("the SuperLink", command, home, log, self._extra)
+        until(self.control.answers, START, "waiting for the SuperLink", [self.superlink])
+
+    def register(self, name: str) -> Path:
+        """Make a key for a node and let it join; return the key."""
+        key = self.home / "keys" / name
+        self.control.register(node_key(key), name)
+        return key
+
+    def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> Supervised:
+        """Start a node, which is started again when it ends."""
+        assert self.certificates is not None
+        address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
+        self.nodes[name] = Supervised(
+            f"node {name}",
+            lambda: node_command(address, authority, proof, free_port(), config),
+            self.home / "nodes" / name,
+            self.logs / f"node-{name}.log",
+        )
+        return self.nodes[name]
+
+
+def run_local(
+    recipe: Recipe,
+    directory: Path,
+    *,
+    resume: bool = False,
+    simulation: bool = False,
+    data_dir: Path | None = None,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    config: Mapping[str, str | int | float | bool] | None = None,
+) -> dict[str, Any]:
+    """Run a recipe on a deployment of its own, or with Flower's simulation; return what `summary.json` holds."""
+    from fedfactor.runs.directory import check_claim, locked
+    from fedfactor.runs.flower.app import write_app
+    from fedfactor.runs.tasks import task_of
+
+    if simulation and importlib.util.find_spec("ray") is None:
+        raise DeploymentError("--engine flower-ray needs Ray: pip install 'flwr[simulation]>=1.41,<1.42'")
+    # Natural owners are counted in the data.
+    clients = recipe.tables["partition"].get("clients") or task_of(recipe, data_dir)[0].data.clients
+    if clients > MOST_NODES and not simulation:
+        raise DeploymentError(
+            f"--engine flower-local starts a SuperNode for each client, and the recipe has {clients}, more than "
+            f"{MOST_NODES}; --set partition.clients=8 takes fewer, --engine flower-ray or pool takes them all"
+        )
+    directory = directory.absolute()
+    with locked(directory, "flower.lock"), stopping_on_sigterm():
+        check_claim(recipe, directory, resume)
+        given: dict[str, str | int | float | bool] = {"data-dir": str(data_dir or ""), **(config or {})}
+        try:
+            with Deployment(directory / "flower", simulation=simulation) as deployment:
+                app = write_app(recipe, deployment.home / "app", directory, config=given)
+                try:
+                    gpus = 1.0 if recipe.training.device.startswith("cuda") else 0.0  # others would see none
+                    run = deployment.control.start(app, {}, nodes=clients if simulation else 0, gpus=gpus)
+                    for client in range(0 if simulation else clients):
+                        deployment.join(str(client), {"client": client, "state-dir": str(directory / "nodes")})
+                    _watch(deployment, run, directory, on_event)
+                except Exception:
+                    _keep_logs(deployment.logs, directory / "flower-logs")
+                    raise
+        except DeploymentError as error:
+            raise DeploymentError(f"{error} (logs: {directory / 'flower-logs'})") from None
+    found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
+    return found
+
+
+def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable[[dict[str, Any]], None]) -> None:
+    """Tell events as the ServerApp writes them, restart nodes that end, until the run is over."""
+    events = Events(directory)
+    while True:
+        superlink = deployment.superlink
+        assert superlink is not None
+        if superlink.code is not None:
+            raise DeploymentError(f"the SuperLink ended, code {superlink.code}: {superlink.last_words()}")
+        for node in deployment.nodes.values():
+            node.look()
+        try:
+            progress = deployment.control.progress(run)
+        except NoAnswer:
+            time.sleep(POLL)
+            continue
+        for event in events.new():
+            on_event(event)
+        if progress.finished:
+            break
+        time.sleep(POLL)
+    if progress.status != "finished:completed" or not (directory / "summary.json").exists():
+        raise DeploymentError(f"the run ended as {progress.status}: {progress.details or superlink.last_words()}")
+
+
+class Events:
+    """Tells what another process commits to a run directory, as a run in this one would tell it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._round, self._seen = directory, -1, 0
+        past = list(self.new())
+        self._first = [{"event": "resumed", "round": self._round, "past": past[:-1]}] if past else []
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of all commits since the last time, and that they are committed."""
+        if self._seen:
+            yield from self._first
+            self._first = []
+        now = committed(self._directory)
+        if now == self._round:
+            return
+        try:
+            info = json.loads((self._directory / "checkpoint" / f"round-{now}" / "info.json").read_text())
+        except FileNotFoundError:
+            return  # overtaken by a later commit, which will be seen the next time
+        lines = (self._directory / "metrics.jsonl").read_text().splitlines()[self._seen : info["events"]]
+        self._round, self._seen = now, info["events"]
+        yield from (json.loads(line) for line in lines)
+        yield {"event": "committed", "round": now}
+
+
+def committed(directory: Path) -> int:
+    """Return the last round that a run directory has committed, or -1."""
+    pointer = directory / "checkpoint" / "current"
+    return int(pointer.read_text().removeprefix("round-")) if pointer.exists() else -1
+
+
+def _keep_logs(logs: Path, where: Path) -> None:
+    shutil.rmtree(where, ignore_errors=True)
+    shutil.copytree(logs, where)
+
+
+@contextlib.contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C, so that everything is taken down then too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

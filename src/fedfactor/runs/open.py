@@ -1,0 +1,209 @@
+"""Open a run directory for reading."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fedfactor.engines import Inline
+from fedfactor.protocol.coding import sections
+from fedfactor.protocol.message import BadMessage, decode
+from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.states import Elsewhere, at_hand
+from fedfactor.runs.directory import RunError, reported
+from fedfactor.runs.recipe import read, resolve
+from fedfactor.runs.tasks import Absent, setup_of, task_of, task_with
+from fedfactor.server.events import compare
+from fedfactor.server.federation import Federation, Server
+from fedfactor.server.result import Result
+from fedfactor.server.store import DiskStore
+from fedfactor.task import Task
+
+READS = 5
+"""Tries to read from a directory that a running run is changing."""
+
+Read = TypeVar("Read")
+
+
+def load(directory: Path | str, round: int | None = None) -> Run:
+    """Open a finished or running run: its recipe, its metrics as a table, its models; at its last commit or earlier.
+
+    `round` is one of those that the recipe's `run.keep_rounds` kept.
+    """
+    return Run(directory, round)
+
+
+class Run:
+    """A finished or running run, opened for reading: nothing but the run directory is needed."""
+
+    def __init__(self, directory: Path | str, round: int | None = None) -> None:
+        self.directory = Path(directory)
+        if not (self.directory / "recipe.toml").exists():
+            raise RunError(f"{directory} is no run directory: it has no recipe.toml")
+        self.recipe = resolve(read(self.directory / "recipe.toml"), str(self.directory / "recipe.toml"))
+        if round is not None and round not in self.kept:
+            there = ", ".join(map(str, self.kept)) or "none"
+            raise RunError(
+                f"round {round} of {directory} was not kept; kept rounds: {there} (the recipe lists them as "
+                "run.keep_rounds; without a round the last commit is opened)"
+            )
+        self.round = round
+
+    @property
+    def kept(self) -> list[int]:
+        """Rounds that were kept so far."""
+        found = [path.name.removeprefix("round-") for path in (self.directory / "kept").glob("round-*")]
+        return sorted(int(name) for name in found if name.isdigit())
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What was learnt: kind, classes, clients, the shape of an input and what is done to it."""
+        path = self.directory / "task.json"
+        if not path.exists():
+            raise RunError(f"{self.directory} has no task.json: the run has not started yet")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All events so far, of a kept round those up to it; a last line that was cut short is left out."""
+        path = self.directory / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = []
+        for number, line in enumerate(lines):
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:
+                if number != len(lines) - 1:
+                    raise RunError(f"{path}, line {number + 1}, is not JSON") from None
+        return events if self.round is None else events[: self._last(self._store())[1]["events"]]
+
+    def table(self) -> dict[str, list[Any]]:
+        """Return the rounds as columns (`global.1.accuracy`, `totals.bytes_up`, ...): what a data frame takes."""
+        rows = [flat(event) for event in self.metrics if event["event"] == "round"]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def against(self, other: Run | Path | str, **how: Any) -> dict[str, Any]:
+        """Say how many clients win and lose against another run, Local or FedAvg say: see `evaluation.compare`."""
+        theirs = other if isinstance(other, Run) else Run(other)
+        return compare(self.metrics, theirs.metrics, **how)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What the finished run wrote; `None` while it runs."""
+        path = self.directory / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def model(self, capacity: float | None = None, client: int | None = None) -> nn.Module:
+        """Return the server's model (at a capacity), or a client's own, as a plain module on the CPU."""
+        facts = self.task
+        if client is not None and not 0 <= client < facts["clients"]:
+            raise RunError(f"there is no client {client}: the run has {facts['clients']}, counted from 0")
+        if capacity is not None and not 0 < capacity <= 1:
+            raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
+        task = self.task_without_data()
+
+        def read() -> nn.Module:
+            result = self._rebuilt(task)
+            federation, server = result.federation, result.server
+            who = None if client is None else federation.participant(client, server.round)
+            level = who.capacity if who else capacity or federation.capacities.levels[0]
+            if self.recipe.method.calibrates and level not in server.statistics:
+                raise RunError(
+                    f"norm statistics at capacity {level:g} were not gathered in round {server.round}; with the data "
+                    "at hand, result() gathers them"
+                )
+            return result.model_at(level) if client is None else result.client_model(client)
+
+        return self._steady(read)
+
+    def task_without_data(self) -> Task:
+        """Return the task with clients that can be counted, not asked."""
+        facts = self.task
+        if "seen_shape" not in facts:
+            raise RunError(
+                f"{self.directory / 'task.json'} does not say what a model sees: an earlier version wrote it; with the "
+                "data at hand, result() needs no such word"
+            )
+        example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
+        return task_with(self.recipe, Absent(facts["clients"], example), facts)
+
+    def server(self) -> Tensors:
+        """Return the server's tensors."""
+        return self._steady(lambda: Server.from_bytes(*self._last(self._store())).tensors)
+
+    def clients(self) -> list[int]:
+        """Return the clients that hold a state."""
+        return self._steady(lambda: self._store().clients("client"))
+
+    def private(self, client: int) -> dict[str, Tensors]:
+        """Return what a client holds: `kept` are its private tensors, `optimizer` and `codec` what those keep on it.
+
+        Empty if it holds nothing.
+        """
+        state = self._steady(lambda: self._store().read("client", client))
+        try:
+            return sections(decode(at_hand(state)).tensors) if state else {}
+        except Elsewhere as error:
+            raise RunError(f"client {client}: {error}") from None
+        except BadMessage as error:
+            raise RunError(f"the state of client {client} in {self.directory} is damaged: {error}") from None
+
+    def result(self, data_dir: Path | str | None = None) -> Result:
+        """Load the data too and rebuild the federation, to measure again."""
+        return self.rebuilt(task_of(self.recipe, data_dir)[0])
+
+    def rebuilt(self, task: Task, device: str = "cpu") -> Result:
+        """Rebuild the federation around a task that is loaded already."""
+        return self._steady(lambda: self._rebuilt(task, device))
+
+    def _rebuilt(self, task: Task, device: str = "cpu") -> Result:
+        store = self._store()
+        data, info = self._last(store)
+        # Wherever it was trained, it is looked at here.
+        recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
+        capacities = reported(recipe.capacities, self.directory)
+        federation = Federation(setup_of(recipe, task), recipe.rounds, Inline(), capacities, store)
+        federation.journal.events = self.metrics[: info["events"]]
+        return Result(federation, Server.from_bytes(data, info))
+
+    def _store(self) -> DiskStore:
+        folder = "checkpoint" if self.round is None else f"kept/round-{self.round}"
+        return DiskStore(self.directory / folder, writing=False)
+
+    def _last(self, store: DiskStore) -> tuple[bytes, dict[str, Any]]:
+        last = store.last()
+        if last is None:
+            raise RunError(f"{self.directory} has no committed round yet")
+        return last
+
+    def _steady(self, read: Callable[[], Read]) -> Read:
+        for _ in range(READS - 1):
+            try:
+                return read()
+            except FileNotFoundError:  # a running run has just replaced what we were about to read
+                time.sleep(0.1)
+        return read()
+
+    def __repr__(self) -> str:
+        at = "" if self.round is None else f", round {self.round}"
+        return f"Run({str(self.directory)!r}{at}, {self.recipe.method}, {len(self.metrics)} events)"
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten tables within tables: `{"totals": {"macs": 1}}` becomes `{"totals.macs": 1}`."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found

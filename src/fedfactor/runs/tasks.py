@@ -1,0 +1,109 @@
+"""From a recipe to its task: data, partition and model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from fedfactor.data import Dataset, counts, federated
+from fedfactor.data import load as load_data
+from fedfactor.data.clients import FederatedData
+from fedfactor.protocol.setup import Setup
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.recipe import Recipe, Table, builder_of
+from fedfactor.task import Task
+
+Facts = dict[str, Any]
+"""What `task.json` holds."""
+
+
+def setup_of(recipe: Recipe, task: Task) -> Setup:
+    """Return what server and clients of a recipe agree on."""
+    return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+
+
+def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
+    """Load the data of a recipe, split it over the clients, and find its model; also what to know without the data."""
+    tables = recipe.tables
+    dataset = load_data(data_dir=data_dir, **tables["data"])
+    data = federated(dataset, **tables["partition"])
+    facts = facts_of(dataset, data)
+    if data.train[1].dim() == 1:
+        facts["examples"] = counts(data, dataset.classes, most=COUNTED).tolist()
+    return task_with(recipe, data, facts), facts
+
+
+def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
+    """Say what must be known of a task where its data is not at hand."""
+    return {
+        "kind": dataset.kind,
+        "classes": dataset.classes,
+        "class_names": dataset.class_names,
+        "clients": data.clients,
+        "input_shape": data.train[0].shape[1:],
+        "input_dtype": str(data.train[0].dtype).removeprefix("torch."),
+        "seen_shape": data.example.shape,
+        "seen_dtype": str(data.example.dtype).removeprefix("torch."),
+        "transform": str(data.transform),
+    }
+
+
+def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
+    """Return a recipe's task on data that are there already."""
+    return Task(model_factory(recipe.tables["model"], facts["classes"]), data, facts["kind"])
+
+
+COUNTED = 200
+"""Clients, at most, whose examples of each class are written down."""
+
+
+def model_options(table: Table, classes: int) -> Table:
+    """Return what a recipe's model is called with at full width."""
+    options = {key: value for key, value in table.items() if key != "name"}
+    parameters = inspect.signature(builder_of(table["name"])).parameters
+    if "classes" in parameters:
+        options.setdefault("classes", classes)
+    if "width" in parameters:
+        options.setdefault("width", 1.0)
+    return options
+
+
+def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
+    """Return what builds a recipe's model; it takes `width`, a share of the recipe's, where the model has one."""
+    options, builder = model_options(table, classes), builder_of(table["name"])
+    if "width" in inspect.signature(builder).parameters:
+        full = options.pop("width")  # what a capacity of 1 has
+        # Full width leaves what it is given alone: a `Multiple` counts channels, which a product would round anew.
+        return lambda width=1.0: _built(
+            table["name"], builder, {**options, "width": width if full == 1 else full * width}
+        )
+    return lambda: _built(table["name"], builder, options)
+
+
+def _built(name: str, builder: Callable[..., Any], options: Table) -> nn.Module:
+    found = builder(**options)
+    if not isinstance(found, nn.Module):
+        raise RunError(f"model {name!r} should build a torch.nn.Module, got a {type(found).__name__}")
+    return found
+
+
+class Absent(FederatedData):
+    """The clients of a run whose data is not at hand: they can be counted, not asked."""
+
+    def __init__(self, clients: int, example: Tensor) -> None:
+        object.__setattr__(self, "_clients", clients)
+        object.__setattr__(self, "_example", example)
+
+    @property
+    def example(self) -> Tensor:
+        """An input of zeros, of the right shape and type."""
+        return cast(Tensor, self.__dict__["_example"])
+
+    @property
+    def clients(self) -> int:
+        """Number of clients in the population."""
+        return int(self.__dict__["_clients"])

@@ -1,0 +1,93 @@
+"""Figures reduced from a run's events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from fedfactor.checks import check_choice
+
+
+def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
+    """Summarise accuracies by client: mean, spread, worst decile, and every value with whose it is."""
+    scores = list(found.values())
+    values = [score["accuracy"] for score in scores]
+    mean = sum(values) / len(values)
+    lowest = sorted(values)[: max(1, math.ceil(len(values) / 10))]
+    others = [key for key in ("loss", "perplexity") if all(key in score for score in scores)]
+    return {
+        "accuracy": mean,
+        **{key: sum(score[key] for score in scores) / len(scores) for key in others},
+        "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
+        "worst_decile": sum(lowest) / len(lowest),
+        "clients": len(values),
+        "each": values,
+        "who": list(found),
+    }
+
+
+def summary(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
+    """Reduce a run's events to last and best accuracy and to what reaching the target took."""
+    rounds = [event for event in events if event["event"] == "round"]
+    found: dict[str, Any] = {"rounds": len(rounds), "totals": rounds[-1]["totals"] if rounds else {}}
+    for key in ("global", "all", "selected_after", "selected_before"):
+        curve = [(event, _accuracy(event[key])) for event in rounds if key in event]
+        if not curve:
+            continue
+        best = max(curve, key=lambda point: point[1])
+        found[key] = {"final": curve[-1][1], "best": best[1], "best_round": best[0]["round"]}
+        if key == "global":
+            found[key]["at"] = {level: scores["accuracy"] for level, scores in curve[-1][0][key].items()}
+        reached = next((event for event, value in curve if target is not None and value >= target), None)
+        if target is not None:
+            found[key]["target"] = target
+            found[key]["reached"] = None if reached is None else {"round": reached["round"], **reached["totals"]}
+    return found
+
+
+def compare(
+    ours: list[dict[str, Any]],
+    theirs: list[dict[str, Any]],
+    *,
+    measured: Literal["all", "selected_before", "selected_after"] = "all",
+    when: Literal["best", "last"] = "best",
+) -> dict[str, Any]:
+    """Set the clients' accuracies of two runs (their events) side by side: who wins, and who loses (FedDecomp, Fig. 7).
+
+    `when` is each run's own round of the highest mean accuracy, or its last that was measured.
+    """
+    check_choice("measured", measured, ("all", "selected_before", "selected_after"))
+    check_choice("when", when, ("best", "last"))
+    mine, other = (_chosen(events, measured, when) for events in (ours, theirs))
+    common = sorted(mine[1].keys() & other[1].keys())
+    if not common:
+        raise ValueError(f"no client was measured in round {mine[0]} of one run and in round {other[0]} of the other")
+    gains = {client: mine[1][client] - other[1][client] for client in common}
+    return {
+        "measured": measured,
+        "rounds": [mine[0], other[0]],
+        "clients": len(common),
+        "wins": sum(gain > 0 for gain in gains.values()),
+        "ties": sum(gain == 0 for gain in gains.values()),
+        "losses": sum(gain < 0 for gain in gains.values()),
+        "losers": [client for client, gain in gains.items() if gain < 0],
+        "mean_gain": sum(gains.values()) / len(common),
+        "worst_gain": min(gains.values()),
+    }
+
+
+def _chosen(events: list[dict[str, Any]], measured: str, when: str) -> tuple[int, dict[int, float]]:
+    """Return the round that counts, and the accuracies of its clients."""
+    rounds = [event for event in events if event["event"] == "round" and measured in event]
+    if not rounds:
+        raise ValueError(f"a run without a measurement {measured!r}; evaluate_clients says which are made")
+    event = rounds[-1] if when == "last" else max(rounds, key=lambda event: event[measured]["accuracy"])
+    return event["round"], dict(zip(event[measured]["who"], event[measured]["each"], strict=True))
+
+
+def _accuracy(scores: dict[str, Any]) -> float:
+    """Accuracy of a measurement; of the largest capacity where there are several."""
+    if "accuracy" in scores:
+        return float(scores["accuracy"])
+    return float(scores[max(scores, key=float)]["accuracy"])

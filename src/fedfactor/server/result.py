@@ -1,0 +1,80 @@
+"""A finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedfactor.server.events import summary
+from fedfactor.server.federation import Federation, Server, private_sha256, weights_sha256
+
+
+@dataclass
+class Result:
+    """A finished run."""
+
+    federation: Federation
+    server: Server
+
+    @property
+    def model(self) -> nn.Module:
+        """The server's model at its largest capacity, as a plain module."""
+        return self.federation.model(self.server)
+
+    def model_at(self, capacity: float) -> nn.Module:
+        """The server's model at a capacity, as a plain module."""
+        return self.federation.model(self.server, capacity)
+
+    def client_model(self, client: int) -> nn.Module:
+        """A client's own model, as a plain module."""
+        return self.federation.client_model(self.server, client)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One event a round, with costs and measurements."""
+        return self.federation.journal.events
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Last and best accuracy, totals, and what identifies the run to the bit."""
+        return {
+            **summary(self.history, self.federation.rounds.target),
+            "weights_sha256": weights_sha256(self.server.tensors),
+            "private_sha256": private_sha256(self.federation.store),
+        }
+
+    def __str__(self) -> str:
+        """What was measured, how, and what it cost, as a few lines of text."""
+        found, protocol = self.summary, self.history[0]["protocol"]
+        lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
+        last: dict[str, Any] = next((event for event in reversed(self.history) if set(MEASURED) & set(event)), {})
+        for key, meaning in MEASURED.items():
+            if key in found:
+                score = found[key]
+                best = f"best {score['best']:.4f} in round {score['best_round']}"
+                lines.append(f"{key}: accuracy {score['final']:.4f} ({best}); {protocol[meaning]}")
+                lines += [f"  {line}" for line in _details(last.get(key, {}))]
+        totals = found["totals"]
+        if totals:
+            lines.append(
+                f"bytes up {totals['bytes_up']:,}, bytes down {totals['bytes_down']:,}; MACs {totals['macs']:,}"
+            )
+            lines.append(f"failures {totals['failures']:,}")
+        return "\n".join(lines)
+
+
+MEASURED = {"global": "global", "all": "clients", "selected_before": "clients", "selected_after": "clients"}
+"""Which line of the protocol explains a measurement."""
+
+
+def _details(scores: dict[str, Any]) -> list[str]:
+    """Spell a measurement out: a line a capacity, or the spread over clients."""
+    if "each" in scores:
+        words = [f"{key} {scores[key]:.4f}" for key in ("loss", "perplexity", "std", "worst_decile") if key in scores]
+        return [f"{', '.join(words)} over {scores['clients']} clients"]
+    return [
+        f"at capacity {level}: " + ", ".join(f"{key} {value:.4f}" for key, value in score.items() if key != "examples")
+        for level, score in scores.items()
+    ]
