@@ -17,8 +17,7 @@ from pathlib import Path
 
 import torch
 
-from fedfactor import load
-from fedfactor import cli
+from fedfactor import cli, load
 from fedfactor.runs.execute import run as run_recipe
 from fedfactor.runs.recipe import read, resolve
 from fedfactor.server import store
