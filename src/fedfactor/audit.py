@@ -60,7 +60,8 @@ from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import Run
 from fedfactor.runs.tasks import task_of
-from fedfactor.server.federation import Federation, Server
+from fedfactor.server.federation import Federation
+from fedfactor.server.state import Server
 from fedfactor.task import like
 
 LEAST_ERROR = 1e-12
@@ -455,9 +456,10 @@ def attacks(
 ) -> Iterator[Attacked]:
     """Attack clients as the next round would ask them."""
     setup, now, data = federation.setup, federation.setup.at(server.round), federation.setup.task.data
-    asked = [federation.participant(client, server.round) for client in clients]
-    view = now.method.prepare(server.tensors, {who.capacity: now.network(who.capacity) for who in asked})
-    for job in federation.jobs("train", server, view, asked):
+    asked = [federation.dispatch.participant(client, server.round) for client in clients]
+    networks = {who.capacity: now.network(who.capacity) for who in asked}
+    view = now.method.prepare(server.tensors, networks, training=True)
+    for job in federation.dispatch.jobs("train", server, view, asked, federation.store):
         if not uploaded_weights(setup, decode(job.message)):
             raise NothingToAttack(f"{setup.method.name} uploads no trained weight: there is nothing to attack")
         stored, targets = data.of(job.client)

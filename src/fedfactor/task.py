@@ -13,7 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfactor.data.clients import Examples, FederatedData, Kind
+from fedfactor.models.width import Width
 from fedfactor.profile import timed
+
+Build = Callable[..., nn.Module]
+"""Builds the task's model at a share of its full width."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Task:
         takes = not isinstance(self.model, nn.Module) and "width" in inspect.signature(self.model).parameters
         object.__setattr__(self, "_takes_width", takes)
 
-    def build(self, width: float = 1.0) -> nn.Module:
+    def build(self, width: float | Width = 1.0) -> nn.Module:
         """Build the model at a share of its full width."""
         if isinstance(self.model, nn.Module):
             built = copy.deepcopy(self.model)
@@ -39,7 +43,7 @@ class Task:
             built = self.model(width=width) if self._takes_width else self.model()
         if width != 1.0 and not self._takes_width:
             raise ValueError(
-                f"the method asks for a model of width {width:g}, but the model given has one size only; "
+                f"the method asks for a model of width {float(width):g}, but the model given has one size only; "
                 "give a factory that takes `width`, such as lambda width: Net(width)"
             )
         return built

@@ -12,7 +12,7 @@ from fedfactor import cost
 from fedfactor.advise.devices import WORDS, Device, PlanError, quantity
 from fedfactor.advise.gauge import Gauge, Size
 from fedfactor.advise.request import Request
-from fedfactor.protocol.method import Method
+from fedfactor.protocol.method import Method, has_global_model
 from fedfactor.registry import create, entries
 
 TRAINING = 3
@@ -128,7 +128,7 @@ def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
             shares = (share * min(1.0, row.macs_ratio) for share, row in zip(request.shares, rows, strict=True))
             ready = gauge.ready(method, [level for level, _ in chosen])
             network, _ = gauge.measured(ready, chosen[0][0])
-            return Fit(method, rows, not ready.has_global_model(network), sum(shares))
+            return Fit(method, rows, not has_global_model(ready, network), sum(shares))
         broken = tuple(dict.fromkeys(word for words in stopped for word in words))
     return last
 
@@ -149,7 +149,7 @@ def _sizes(
     Returns capacity and size by device (nothing: it does not fit), the limits that stopped the next larger one, and
     a sentence on what does not fit.
     """
-    ladder = sorted(request.capacities, reverse=True) if method.adapts else [1.0]
+    ladder = sorted(request.capacities, reverse=True) if method.traits.adapts else [1.0]
     steps = [0] * len(request.devices)
     stopped: list[tuple[str, ...]] = [() for _ in request.devices]
     refused: ValueError | None = None

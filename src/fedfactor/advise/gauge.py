@@ -11,13 +11,14 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.advise.request import Request
+from fedfactor.data.clients import FederatedData
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import code_down, code_up
 from fedfactor.protocol.message import Message, encode
-from fedfactor.protocol.method import Method
+from fedfactor.protocol.method import Method, form_of, forward_passes, shared_names
 from fedfactor.protocol.plan import Tensors
 from fedfactor.rng import torch_rng
-from fedfactor.runs.tasks import Absent, model_factory
+from fedfactor.runs.tasks import model_factory
 from fedfactor.task import Task, like
 
 
@@ -48,7 +49,7 @@ class Gauge:
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]
-        self.task = Task(model_factory(table, request.classes), Absent(1, self.batch[0]))
+        self.task = Task(model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0]))
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, cost.Cost]] = {}
 
@@ -62,19 +63,16 @@ class Gauge:
 
     def ready(self, method: Method, levels: Sequence[float]) -> Method:
         """Return a method as it is for these capacities and inputs, in its first round; it may refuse."""
-        fitted = method.fitted(sorted(levels, reverse=True)).sized(self.batch[0])
-        fitted.phases(self.training.epochs)
-        return fitted.at(0)
+        return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:
         """Measure the network of a capacity, and its messages."""
         key = repr(method), capacity
         if key not in self._sizes:
             network, counted = self.measured(method, capacity)
-            method.check(self.task, network)
             macs = sum(
                 times * self.measured(method, level)[1].macs / len(self.batch)
-                for level, times in method.passes(capacity).items()
+                for level, times in forward_passes(method, capacity).items()
             )
             held = sum(t.nbytes for t in [*network.parameters(), *network.buffers()])
             trained = sum(p.nbytes for p in network.parameters() if p.requires_grad)
@@ -93,7 +91,7 @@ class Gauge:
 
     def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:
         """Encode a job and its reply as a round does, of zeros, and return their lengths."""
-        shapes, shared = tensors_of(network), method.shared_names(network)
+        shapes, shared = tensors_of(network), shared_names(method, network)
         tensors: Tensors = {name: torch.zeros(shapes[name].shape, dtype=shapes[name].dtype) for name in shared}
         trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
         job = {"client": 0, "round": 0, "capacity": capacity, "lr": self.training.lr, "test": False}

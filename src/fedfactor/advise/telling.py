@@ -49,7 +49,7 @@ NAMES = {
 
 
 def _what(fit: Fit, row: Row) -> str:
-    return f"{row.device} at {row.capacity:g}" if fit.method.adapts else _setting(row) or "the same everywhere"
+    return f"{row.device} at {row.capacity:g}" if fit.method.traits.adapts else _setting(row) or "the same everywhere"
 
 
 def _setting(row: Row) -> str:
@@ -104,7 +104,7 @@ def _columns(found: Plan, rounds: int | None) -> dict[str, Callable[[Fit, Row], 
     rows = [row for fit in found.fits for row in fit.rows]
     columns: dict[str, Callable[[Fit, Row], str]] = {
         "method": lambda fit, row: fit.method.name + ("*" if fit.personal else ""),
-        "size": lambda fit, row: f"{row.capacity:g}" if fit.method.adapts else _setting(row),
+        "size": lambda fit, row: f"{row.capacity:g}" if fit.method.traits.adapts else _setting(row),
         "para-\nmeters": lambda fit, row: amount(row.size.parameters),
         "MMAC": lambda fit, row: plain(row.size.macs / 1e6),
         "MB to\ntrain": lambda fit, row: plain(row.size.memory / 1e6),

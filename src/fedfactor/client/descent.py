@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedfactor.protocol.setup import Setup
+from fedfactor.protocol.method import Group
+from fedfactor.protocol.settings import Training
 
 
 class Descent:
@@ -17,19 +18,25 @@ class Descent:
     spend more time on a step of a small model than the step itself takes.
     """
 
-    def __init__(self, setup: Setup, network: nn.Module, parameters: Mapping[str, nn.Parameter], lr: float) -> None:
-        self._momentum = setup.training.momentum
-        self._groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-        for name, parameter in parameters.items():
-            decay = setup.training.weight_decay if setup.method.decays(name, network) else 0.0
-            self._groups.setdefault((lr * setup.method.pace(name), decay), []).append(parameter)
+    def __init__(
+        self, training: Training, groups: Sequence[Group], parameters: Mapping[str, nn.Parameter], lr: float
+    ) -> None:
+        self._momentum = training.momentum
+        self._groups = [
+            (
+                [parameters[name] for name in group.names if name in parameters],
+                lr * group.lr_factor,
+                training.weight_decay if group.weight_decay else 0.0,
+            )
+            for group in groups
+        ]
         # Where a step writes without autograd's knowing: cheaper than telling it to look away at every step.
         self._values = {parameter: parameter.detach() for parameter in parameters.values()}
         self._pulls: dict[nn.Parameter, Tensor] = {}
 
     def step(self) -> None:
         """Step along the gradients; parameters without one stay."""
-        for (lr, decay), members in self._groups.items():
+        for members, lr, decay in self._groups:
             moving = [parameter for parameter in members if parameter.grad is not None]
             if not self._momentum:
                 self._move(moving, [], lr, decay)

@@ -6,7 +6,7 @@ bytes: what runs here in a process of its own is what runs on a phone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from fedfactor.data.clients import Examples
 from fedfactor.nn.norms import watched_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import timed
-from fedfactor.protocol.coding import _prefixed, code_up, decode_down, decode_up, sections
+from fedfactor.protocol.coding import code_up, decode_down, decode_up, prefixed, sections
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import Bytes, Message, Room, decode, encode
-from fedfactor.protocol.method import Phase
+from fedfactor.protocol.method import Diagnostics
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.setup import Setup, kept_of
@@ -47,7 +47,7 @@ def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None
 def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
     """Return the network as a job fills it and the context of its training; `targets` are all the client has."""
     fields, device = message.fields, setup.training.torch_device
-    network, parts = _load(setup, message, kept, setup.method.load)
+    network, parts = _load(setup, message, kept, training=True)
     places = Places.read(fields.get("places"), parts["model"])
     return network, Context(
         task=setup.task,
@@ -77,7 +77,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
     answer.update(_fit(setup, network, examples, ctx))
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
-    if method.reports:
+    if isinstance(method, Diagnostics) and method.traits.reports:
         answer["figures"] = method.report(network, ctx)
 
     own = tensors_of(network)
@@ -88,11 +88,11 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
     coded, codec_state = code_up(setup.codec, trained, shared, ctx.down, codec_state, rng)
     seen = decode_up(setup.codec, trained, coded, ctx.down)
     extras, optimizer_state = setup.optimizer.finish(seen, ctx)
-    reply = Message("trained", answer, {**_prefixed("model", coded), **_prefixed("extra", extras)})
+    reply = Message("trained", answer, {**prefixed("model", coded), **prefixed("extra", extras)})
     state = {
-        **_prefixed("kept", method.keep(network)),
-        **_prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
-        **_prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
+        **prefixed("kept", method.keep(network)),
+        **prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
+        **prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
     }
     fields = {"client": ctx.client, "round": ctx.round}
     return encode(reply, room), encode(Message("state", fields, state)) if state else None
@@ -104,11 +104,12 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
     training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
     network.train()
     losses, steps = torch.zeros((), device=training.torch_device), 0
-    for phase in setup.method.phases(training.epochs):
-        parameters = _trainable(network, phase, setup.trained(ctx.capacity))
+    for phase in setup.method.phases(network, training.epochs):
+        lr_factors = {name: group.lr_factor for group in phase.groups for name in group.names}
+        parameters = _trainable(network, lr_factors.keys() & setup.trained(ctx.capacity))
         if not parameters:
             continue
-        descent = Descent(setup, network, parameters, ctx.lr)
+        descent = Descent(training, phase.groups, parameters, ctx.lr)
         pull, travel = 0.0, 0.0
         for batch in batches(setup, examples, phase.epochs, rng):
             loss = setup.method.objective(network, batch, ctx)
@@ -124,21 +125,18 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             travel += ctx.lr * pull
             losses, steps = losses + loss.detach(), steps + 1
         for name in parameters:
-            ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * setup.method.pace(name)
+            ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * lr_factors[name]
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in setup.trained(ctx.capacity))
         parameter.grad = None
     return {"loss": float(losses) / max(steps, 1), "steps": steps}
 
 
-def _trainable(network: nn.Module, phase: Phase, trained: frozenset[str]) -> dict[str, nn.Parameter]:
-    """Freeze what this phase does not train, and return the rest."""
-    chosen = {}
+def _trainable(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
+    """Freeze all parameters but these, and return these."""
     for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in trained and phase.trains(name))
-        if parameter.requires_grad:
-            chosen[name] = parameter
-    return chosen
+        parameter.requires_grad_(name in names)
+    return {name: parameter for name, parameter in network.named_parameters() if name in names}
 
 
 def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -161,7 +159,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
-    network, _ = _load(setup, message, kept, setup.method.use)
+    network, _ = _load(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     test = setup.task.data.own_test(fields["client"])
     scores = setup.task.evaluate(network, test) if test is not None else None
@@ -170,7 +168,7 @@ def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes
 
 def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
     """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
-    network, _ = _load(setup, message, kept, setup.method.use)
+    network, _ = _load(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     examples = setup.task.data.of(fields["client"])
     rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
@@ -182,13 +180,14 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
 
 
 def _load(
-    setup: Setup, message: Message, kept: dict[str, Tensors], load: Callable[[nn.Module, Tensors, Tensors], None]
+    setup: Setup, message: Message, kept: dict[str, Tensors], *, training: bool
 ) -> tuple[nn.Module, dict[str, Tensors]]:
     """Fill the network of the job's capacity; return it and the decoded sections of the download."""
     capacity, device = message.fields["capacity"], setup.training.torch_device
     network, parts = setup.network(capacity), sections(message.tensors)
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
-    load(network, parts["model"], _on(device, kept.get("kept") or setup.kept(capacity)))
+    own = _on(device, kept.get("kept") or setup.kept(capacity))
+    setup.method.load(network, parts["model"], own, training=training)
     return network, parts
 
 

@@ -99,6 +99,12 @@ class FederatedData:
                 raise ValueError("test_of lists positions within central, one list a client")
             _check_parts("test_of", self.test_of, len(self.central[1]), empty=True)
 
+    @classmethod
+    def without_examples(cls, clients: int, example: Tensor) -> FederatedData:
+        """Return the data of clients that can be counted but not asked; `example` is an input as models see it."""
+        train = example[None], torch.zeros(1, dtype=torch.int64)
+        return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)))
+
     @property
     def clients(self) -> int:
         """Number of clients in the population."""

@@ -27,7 +27,7 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         f"# {path.name}",
         "",
         f"{whose[0].upper()}{whose[1:]} of the run `{recipe.tables['name']}` after {result.server.round} of "
-        f"{recipe.rounds.rounds} rounds" + (f", at capacity {taken.capacity:g}" if method.adapts else "") + ".",
+        f"{recipe.rounds.rounds} rounds" + (f", at capacity {taken.capacity:g}" if method.traits.adapts else "") + ".",
         "",
         "```python",
         snippet.rstrip(),

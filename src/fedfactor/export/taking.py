@@ -19,8 +19,9 @@ from fedfactor.protocol.states import HeldTensors
 from fedfactor.rng import numpy_rng
 from fedfactor.runs.open import Run
 from fedfactor.runs.tasks import Facts, task_of
-from fedfactor.server.federation import Federation, Server
+from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
+from fedfactor.server.state import Server
 from fedfactor.task import Task, like
 
 CHECKED = 64
@@ -62,7 +63,7 @@ class Taken:
 
 def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | str | None, with_data: bool) -> Taken:
     """Compose a run's model and compare it with the network as trained."""
-    if not run.recipe.method.plain:
+    if not run.recipe.method.traits.plain:
         raise ExportError(
             f"{run.recipe.method.name}'s weights depend on the batch: the answer to an input changes with those beside "
             "it, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
@@ -88,7 +89,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
         )
     if next((p.dtype for p in plain.parameters()), None) == torch.bfloat16:
         plain, batch = plain.float(), batch.float()  # exact, and read everywhere
-    norms = _frozen(plain, federation, client, calibrated=run.recipe.method.calibrates)
+    norms = _frozen(plain, federation, client, calibrated=run.recipe.method.traits.calibrates)
     scores, tested = _scores(federation.setup.task, plain, client) if with_data else ({}, "")
     return Taken(plain, run, facts, result, level, client, batch, batch_of, norms, apart, scores, tested)
 
@@ -98,12 +99,12 @@ def _level(federation: Federation, server: Server, capacity: float | None, clien
     setup, levels = federation.setup.at(server.round), federation.capacities.levels
     method = setup.method
     if client is not None:
-        own = federation.participant(client, server.round).capacity
+        own = federation.dispatch.participant(client, server.round).capacity
         if capacity not in (None, own):
             raise ExportError(f"client {client} has capacity {own:g}; leave --capacity out, or --client")
         return own
-    if not method.has_global_model(setup.network(levels[0])):
-        why = "every client has its own" if method.space == "personal" else "a part of every model is private"
+    if not setup.has_global_model:
+        why = "every client has its own" if method.traits.space == "personal" else "a part of every model is private"
         raise ExportError(
             f"{method.name} has no server's model: {why}; choose a client with --client 0 to "
             f"{federation.population - 1}"
@@ -111,7 +112,7 @@ def _level(federation: Federation, server: Server, capacity: float | None, clien
     served = method.served(levels)
     if capacity is not None and capacity not in served:
         known = ", ".join(f"{level:g}" for level in served)
-        same = "" if method.adapts else f" ({method.name} has one network, whatever the capacity)"
+        same = "" if method.traits.adapts else f" ({method.name} has one network, whatever the capacity)"
         raise ExportError(f"capacity {capacity:g} was not trained; there is {known}{same}")
     return served[0] if capacity is None else capacity
 
@@ -120,7 +121,7 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
     """Fill the network that a client trains as the client does, but for what a codec rounds."""
     setup, store = federation.setup.at(server.round), federation.store
     method, network = setup.method, copy.deepcopy(setup.network(who.capacity))
-    view = method.prepare(server.tensors, {who.capacity: network})
+    view = method.prepare(server.tensors, {who.capacity: network}, training=False)
     plan = method.plan(view, who, network, None)
     down = method.download(view, who, plan, HeldTensors(store, "server"), network)
     kept: Tensors
@@ -130,8 +131,12 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
     else:
         state = kept_of(federation.setup, store.read("client", who.client), server.round)
         kept = state.get("kept") or setup.kept(who.capacity)
-    method.use(network, down, kept)
-    return with_statistics(network, server.statistics[who.capacity]) if method.calibrates else network
+    method.load(network, down, kept, training=False)
+    return (
+        with_statistics(network, federation.calibration(server).at(who.capacity))
+        if method.traits.calibrates
+        else network
+    )
 
 
 def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str]:
@@ -192,7 +197,7 @@ def _loose(model: nn.Module) -> list[str]:
 def _check_norms(run: Run, federation: Federation, server: Server, level: float, with_data: bool) -> None:
     setup = federation.setup.at(server.round)
     loose = _loose(setup.network(level))
-    if with_data or not loose or (setup.method.calibrates and level in server.statistics):
+    if with_data or not loose or (setup.method.traits.calibrates and level in server.statistics):
         return
     raise ExportError(
         f"{loose[0]} and the other batch norms of {run.directory} keep no statistics; they are estimated on training "

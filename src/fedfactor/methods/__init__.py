@@ -22,10 +22,11 @@ from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
 from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
-from fedfactor.protocol.method import Method, Outcome, Participant, Phase
+from fedfactor.protocol.method import Diagnostics, Group, Method, ObservedRound, Participant, Phase, Traits
 
 __all__ = [
     "FLANC",
+    "Diagnostics",
     "FedAMP",
     "FedAvg",
     "FedBN",
@@ -37,14 +38,15 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FjORD",
+    "Group",
     "HeteroFL",
     "LGFedAvg",
     "Local",
     "LowRankMethod",
     "Method",
+    "ObservedRound",
     "OrigDrop",
     "OrthDrop",
-    "Outcome",
     "PFedGate",
     "PFedPara",
     "PFedSD",
@@ -53,4 +55,5 @@ __all__ = [
     "PriSM",
     "Pufferfish",
     "Slim",
+    "Traits",
 ]

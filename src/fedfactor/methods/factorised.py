@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -11,7 +11,7 @@ from fedfactor.factor.base import Scheme
 from fedfactor.nn import check, factor_weights, factorize
 from fedfactor.protocol.method import Method
 from fedfactor.registry import described
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class Factorised(Method):
         """Return the scheme of the layers."""
         raise NotImplementedError
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Factorise the task's model."""
-        return factorize(build(1.0), self.scheme(), skip=self.dense)
+        return self.factorised(build(1.0), self.dense)
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse a model in which nothing can be factorised: the method would silently be FedAvg."""
+    def factorised(self, model: nn.Module, skip: Sequence[str], *, keep_weights: bool = False) -> nn.Module:
+        """Factorise a model. Raises ValueError if it has no layer to factorise: the method would silently be FedAvg."""
+        network = factorize(model, self.scheme(), skip=skip, keep_weights=keep_weights)
         if not factor_weights(network):
             reasons = "; ".join(str(finding) for finding in check(network, self.scheme())[:3])
             raise ValueError(
                 f"{self.name} finds no layer to factorise in this model: {reasons or 'all are kept dense'}"
             )
+        return network

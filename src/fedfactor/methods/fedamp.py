@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Method, Networks, Participant
+from fedfactor.protocol.method import Method, Networks, Participant, Traits
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, pull
+from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
 
 
@@ -44,13 +44,16 @@ class FedAMP(Method):
     alpha_decay: float = field(default=0.1, metadata=described("factor on alpha every `alpha_every` rounds"))
     alpha_every: int = field(default=30, metadata=described("rounds between two decays of alpha"))
     sigma: float = field(default=100.0, metadata=described("scale of the squared distance"))
-    space: ClassVar[Literal["slice", "turning", "personal"]] = "personal"
-    weighting: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma", "alpha_every"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(space="personal", weighting="attention")
 
     def alpha_of(self, round: int) -> float:
         """Return alpha_k of a round, counted from 0."""
@@ -75,7 +78,7 @@ class FedAMP(Method):
                 mixed[name].add_(theirs[name] - own[name], alpha=attention)
         return mixed
 
-    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
         """Start from the client's own model."""
         fill(network, kept or down)
 
@@ -95,13 +98,13 @@ class FedAMP(Method):
         """Leave the server's tensors alone: every client has a model of its own."""
         return dict(server), Held(dict.fromkeys(server, 0))
 
-    def refuses(self, optimizer: Optimizer, codec: Codec) -> str | None:
+    def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
         """What comes down is not where a client starts: neither an anchor nor a reference for changes."""
         if optimizer.anchors:
             return f"{optimizer.name} holds clients to the model they received, but {self.name} trains another"
         if codec.codes_changes:
             return f"{codec.name} codes changes of what came down, but {self.name} trains another model"
-        return super().refuses(optimizer, codec)
+        return super().refuses(optimizer, codec, training)
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """The server keeps every client's latest model."""

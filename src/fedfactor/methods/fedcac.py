@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.method import Method, Networks, Participant
+from fedfactor.protocol.method import Method, Networks, Participant, Traits, reply_weights
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull
 from fedfactor.protocol.states import HeldTensors
 from fedfactor.registry import described, register
@@ -46,13 +45,17 @@ class FedCAC(Method):
 
     tau: float = field(default=0.5, metadata=described("share of critical parameters in a tensor"))
     beta: int = field(default=100, metadata=described("rounds until only the clients most alike collaborate"))
-    space: ClassVar[Literal["slice", "turning", "personal"]] = "personal"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau <= 1:
             raise ValueError(f"tau must lie in [0, 1], got {self.tau:g}")
         if not self.beta > 0:
             raise ValueError(f"beta must be above 0, got {self.beta}")
+
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(space="personal")
 
     def private_names(self, network: nn.Module) -> set[str]:
         """Buffers, such as norm statistics."""
@@ -77,7 +80,7 @@ class FedCAC(Method):
     ) -> tuple[Tensors, Held]:
         """Return the mean of the models themselves: clients started from different ones, so changes would not do."""
         absolute = [replace(reply, reference={name: view[name] for name in reply.tensors}) for reply in replies]
-        return holders_mean(view, absolute, self.weights(replies))
+        return holders_mean(view, absolute, reply_weights(self, replies))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """The server keeps every client's latest model and its mask."""

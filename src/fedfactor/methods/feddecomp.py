@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from fedfactor.factor import Additive
 from fedfactor.methods.factorised import Factorised
-from fedfactor.nn import FactorWeight, compose, factor_weights, factorize
+from fedfactor.nn import FactorWeight, compose, factor_weights
 from fedfactor.nn.state import fill, tensors_of
+from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import finite, read_weights
-from fedfactor.protocol.method import Networks, Outcome, Phase, split_epochs
+from fedfactor.protocol.method import (
+    Diagnostics,
+    Group,
+    Networks,
+    ObservedRound,
+    Phase,
+    Traits,
+    epochs_refused,
+    parameter_names,
+    split_epochs,
+)
+from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 TAU = ("a", "b")
 """The factors of tau = B A; sigma is everything else, biases and norms included."""
@@ -28,7 +41,7 @@ TAU = ("a", "b")
 
 @register("methods", "feddecomp", paper="arXiv:2406.19931")
 @dataclass(frozen=True)
-class FedDecomp(Factorised):
+class FedDecomp(Factorised, Diagnostics):
     """theta_i = sigma_i + tau_i, tau_i = B_i A_i (Eq. 2 to 4); sigma is shared and averaged, tau stays on the client.
 
     In a round (Alg. 1) a client trains tau for E_lora epochs (Eq. 5), then sigma for the other E_global = E - E_lora
@@ -64,11 +77,15 @@ class FedDecomp(Factorised):
     fresh: tuple[str, ...] = field(
         default=(), metadata=described("patterns of tensors that the file does not give, such as a classifier's")
     )
-    weighting: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
         if self.pretrained and self.share not in ("sigma", "both"):
             raise ValueError(f"pretrained weights start a shared sigma, but share = {self.share!r} keeps it private")
+
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(weighting="uniform", reports=("tau",))
 
     def scheme(self) -> Additive:
         """Return sigma + B A (Eq. 2 to 4)."""
@@ -80,7 +97,7 @@ class FedDecomp(Factorised):
             scaled=self.code_scale,
         )
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Take the task's model as sigma and add B A to its layers."""
         return self._decomposed(build(1.0))
 
@@ -88,15 +105,7 @@ class FedDecomp(Factorised):
         blocks = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         inside = [name for name, module in model.named_modules() if isinstance(module, blocks)]
         feed_forward = [f"{name}.{part}".removeprefix(".") for name in inside for part in ("linear1", "linear2")]
-        return factorize(model, self.scheme(), skip=[*feed_forward, *self.dense], keep_weights=True)
-
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse also a model whose own parameters could be taken for factors: phases go by name."""
-        super().check(task, network)
-        ours = self._tau_names(network)
-        for name, _ in network.named_parameters():
-            if _is_tau(name) and name not in ours:
-                raise ValueError(f"feddecomp calls its factors a and b; give the model's own {name!r} another name")
+        return self.factorised(model, [*feed_forward, *self.dense], keep_weights=True)
 
     def private_names(self, network: nn.Module) -> set[str]:
         """tau; or what else is not shared."""
@@ -107,10 +116,10 @@ class FedDecomp(Factorised):
     def _tau_names(network: nn.Module) -> set[str]:
         return {f"{layer}.{factor}" for layer in factor_weights(network) for factor in TAU}
 
-    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+    def start(self, networks: Networks) -> Tensors:
         """Return sigma^1, from pre-trained weights where there are any."""
         if not self.pretrained:
-            return super().start(networks, capacities)
+            return super().start(networks)
         plain = compose(networks(1.0))  # B = 0, so this is sigma
         given = read_weights(Path(self.pretrained))
         own = {
@@ -125,41 +134,43 @@ class FedDecomp(Factorised):
         for name, tensor in given.items():
             if not finite(tensor):
                 raise ValueError(f"{self.pretrained}: {name!r} is not finite")
-        drawn = super().start(networks, capacities)
-        loaded = super().start(lambda capacity: self._decomposed(plain), capacities)
-        return {name: drawn[name] if _is_tau(name) else loaded[name] for name in drawn}  # tau by the run's seed
+        drawn, tau = super().start(networks), self._tau_names(networks(1.0))
+        loaded = super().start(lambda capacity: self._decomposed(plain))
+        return {name: drawn[name] if name in tau else loaded[name] for name in drawn}  # tau by the run's seed
 
-    def phases(self, epochs: int) -> list[Phase]:
+    def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
+        """The epochs of a round must be enough for both phases."""
+        reason = None if self.simultaneous else epochs_refused(self._split, training)
+        return reason or super().refuses(optimizer, codec, training)
+
+    def _split(self, epochs: int) -> tuple[int, int]:
+        return split_epochs("lora_epochs", self.lora_epochs, 0.4, epochs)
+
+    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
         """First tau (Eq. 5), then sigma (Eq. 6)."""
         if self.simultaneous:
-            return [Phase(epochs)]
-        lora, rest = split_epochs("lora_epochs", self.lora_epochs, 0.4, epochs)
-        return [Phase(lora, _is_tau), Phase(rest, lambda name: not _is_tau(name))]
-
-    @property
-    def reports(self) -> tuple[str, ...]:
-        """Names of the numbers that a client reports."""
-        return ("tau",)
+            return super().phases(network, epochs)
+        lora, rest = self._split(epochs)
+        tau = self._tau_names(network)
+        sigma = [name for name in parameter_names(network) if name not in tau]
+        return [Phase(lora, [Group(tau)]), Phase(rest, [Group(sigma)])]
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         """||tau_i||; what it was at first is zero."""
         return {"tau": _norm(map(_low_rank, factor_weights(network).values()))}
 
-    def observe(self, outcome: Outcome) -> dict[str, Any]:
+    def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Return what Figure 6 and Table 6 plot."""
-        replies, after = outcome.replies, outcome.after
+        replies, after, network = observed.replies, observed.after, observed.networks(1.0)
         seen = {"tau_change": sum(reply.figures["tau"] for reply in replies) / len(replies)}
         if self.share in ("sigma", "both"):
-            sigma = [n for n, _ in outcome.networks(1.0).named_parameters() if n in after and not _is_tau(n)]
+            tau = self._tau_names(network)
+            sigma = [name for name in parameter_names(network) if name in after and name not in tau]
             distances = [_norm(reply.tensors[n] - after[n] for n in sigma) for reply in replies]
-            first = outcome.first()
+            first = observed.first()
             seen["sigma_distance"] = sum(distances) / len(distances)
             seen["sigma_change"] = _norm(after[n] - first[n] for n in sigma)
         return seen
-
-
-def _is_tau(name: str) -> bool:
-    return name.rpartition(".")[2] in TAU
 
 
 def _low_rank(layer: FactorWeight) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,15 @@ from fedfactor.nn import check, dense_names, factor_weights, factorize, first_la
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Networks, Participant
+from fedfactor.protocol.method import Diagnostics, Networks, Participant, Traits
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build, Task
 
 
 @register("methods", "fedhm", paper="arXiv:2111.14655")
 @dataclass(frozen=True)
-class FedHM(Spectral):
+class FedHM(Spectral, Diagnostics):
     """The server is dense; a client of capacity gamma < 1 gets each later layer as its truncated SVD of rank gamma O.
 
     Replies are composed and averaged with softmax(gamma / tau) weights (Eq. 1, without its 1/P: softmax sums to one).
@@ -56,7 +56,6 @@ class FedHM(Spectral):
         default=0, metadata=described("one rank in all layers of every client below capacity 1 (Sec. 4.4); 0: gamma O")
     )
     literal: bool = field(default=False, metadata=described("average composed weights, not their changes"))
-    weighting: ClassVar[str] = "softmax of capacity / tau"
 
     def __post_init__(self) -> None:
         for name in ("tau", "temperature"):
@@ -67,15 +66,17 @@ class FedHM(Spectral):
         check_number("distill", self.distill, 0, 1)
 
     @property
-    def calibrates(self) -> bool:
-        """Whether norm statistics are gathered from the clients before a model is used."""
-        return self.static_norm
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        softmax = "softmax of capacity / tau"
+        return Traits(space="turning", weighting=softmax, adapts=True, calibrates=self.static_norm)
 
-    def check(self, task: Task, network: nn.Module) -> None:
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """A masked loss needs classes."""
         task.check_masked(self.masked_loss)
+        return self
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Dense at full capacity; else low rank but for the first layers, 1 x 1 convolutions and the classifier."""
         model = without_statistics(build(1.0)) if self.static_norm else build(1.0)
         if capacity == 1.0:
@@ -98,7 +99,7 @@ class FedHM(Spectral):
             )
         return made
 
-    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
+    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
         """Split every factorised layer once, at the highest rank that anybody takes."""
         ranks: dict[tuple[str, str], int] = {}
         for network in networks.values():

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fedfactor.methods.fedavg import FedAvg
+from fedfactor.nn.state import tensors_of
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 
 @register("methods", "fedper", paper="arXiv:1912.00818")
@@ -24,12 +25,14 @@ class FedPer(FedAvg):
 
     head: str = field(default="fc", metadata=described("prefix of the private layers; empty: none"))
 
-    def private(self, name: str) -> bool:
-        """The head and all below it are private."""
-        return name.startswith(f"{self.head}.") and bool(self.head)
-
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse a head that is not there: the method would silently be FedAvg."""
-        if self.head and not self.private_names(network):
-            children = ", ".join(name for name, _ in network.named_children())
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the task's model; one without this head is refused, since the method would silently be FedAvg."""
+        model = build(1.0)
+        if self.head and not self.private_names(model):
+            children = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"the model has no layer {self.head!r} to keep private; its layers are {children}")
+        return model
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """The head and all below it."""
+        return {name for name in tensors_of(network) if self.head and name.startswith(f"{self.head}.")}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+
+from torch import nn
 
 from fedfactor.methods.fedper import FedPer
-from fedfactor.protocol.method import Phase, split_epochs
+from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.method import Group, Phase, Traits, epochs_refused, parameter_names, split_epochs
+from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
 
 
@@ -27,9 +31,22 @@ class FedRep(FedPer):
     head_epochs: int | None = field(
         default=None, metadata=described("epochs of the head; not given: all but one, which is the body's")
     )
-    weighting: ClassVar[str] = "uniform"
 
-    def phases(self, epochs: int) -> list[Phase]:
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(weighting="uniform")
+
+    def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
+        """The epochs of a round must be enough for both phases."""
+        return epochs_refused(self._split, training) or super().refuses(optimizer, codec, training)
+
+    def _split(self, epochs: int) -> tuple[int, int]:
+        return split_epochs("head_epochs", self.head_epochs, 1.0, epochs)
+
+    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
         """First the head, then the body."""
-        head, body = split_epochs("head_epochs", self.head_epochs, 1.0, epochs)
-        return [Phase(head, self.private), Phase(body, lambda name: not self.private(name))]
+        head, body = self._split(epochs)
+        private = self.private_names(network)
+        rest = [name for name in parameter_names(network) if name not in private]
+        return [Phase(head, [Group(private)]), Phase(body, [Group(rest)])]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,10 @@ from torch.nn import functional as F
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Traits
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build, Task
 
 
 class TwoHeads(nn.Module):
@@ -69,7 +71,18 @@ class FedRoD(FedAvg):
         if not self.gamma >= 0:
             raise ValueError(f"gamma must be at least 0, got {self.gamma:g}")
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    @property
+    def traits(self) -> Traits:
+        """Body and generic head are a model without the personal head."""
+        return Traits(complete=True)
+
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
+        """Balanced softmax needs classes."""
+        if task.kind != "classification":
+            raise ValueError(f"fedrod balances classes; a {task.kind} task has none to balance")
+        return self
+
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Put a second head beside the model's own."""
         model = build(1.0)
         generic = dict(model.named_modules()).get(self.head)
@@ -79,18 +92,9 @@ class FedRoD(FedAvg):
         model.set_submodule(self.head, TwoHeads(generic))
         return model
 
-    def private(self, name: str) -> bool:
-        """The personal head is private."""
-        return name.startswith(f"{self.head}.personal.")
-
-    def has_global_model(self, network: nn.Module) -> bool:
-        """Body and generic head are one."""
-        return True
-
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Balanced softmax needs classes."""
-        if task.kind != "classification":
-            raise ValueError(f"fedrod balances classes; a {task.kind} task has none to balance")
+    def private_names(self, network: nn.Module) -> set[str]:
+        """The personal head."""
+        return {name for name in tensors_of(network) if name.startswith(f"{self.head}.personal.")}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add the generic and the personal loss; no parameter has gradients of both."""
@@ -102,7 +106,8 @@ class FedRoD(FedAvg):
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
         """Add the two heads up to one layer; without a client's, the generic one is the model's."""
-        unused = {name: tensor for name, tensor in tensors_of(network).items() if self.private(name)}
+        own = tensors_of(network)
+        unused = {name: own[name] for name in self.private_names(network)}
         model = super().deploy(server, network, capacity, kept or unused)
         heads = model.get_submodule(self.head)
         assert isinstance(heads, TwoHeads)

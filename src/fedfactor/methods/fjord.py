@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -14,14 +14,15 @@ from fedfactor.methods.sliced import Sliced
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Participant
+from fedfactor.protocol.method import Diagnostics, Participant
 from fedfactor.protocol.plan import Piece, Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
+from fedfactor.task import Build, Task
 
 
 @register("methods", "fjord", paper="arXiv:2102.13451")
 @dataclass(frozen=True)
-class FjORD(Sliced):
+class FjORD(Sliced, Diagnostics):
     """A client of capacity p_max trains, in each batch, the first p of every channel axis, p drawn up to p_max.
 
     p is drawn uniformly from the run's capacities (and `levels`) that the client can carry, one for all layers. Weights
@@ -49,14 +50,14 @@ class FjORD(Sliced):
         if any(not 0 < level <= 1 for level in self.levels):
             raise ValueError(f"levels must lie in (0, 1], got {list(self.levels)}")
 
-    def fitted(self, levels: Sequence[float]) -> Self:
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Draw from the run's capacities too."""
         return replace(self, levels=tuple(sorted({*self.levels, *levels}, reverse=True)))
 
     def _choices(self, capacity: float) -> list[float]:
         return [level for level in self.levels if level <= capacity]
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the widest network that the client can carry, with all narrower ones inside."""
         return Nested(build(capacity), {level: build(level) for level in self._choices(capacity) if level < capacity})
 

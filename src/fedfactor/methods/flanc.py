@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,10 @@ from fedfactor.factor.base import WeightShape
 from fedfactor.nn import check, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Method, Networks, Outcome, Participant
+from fedfactor.protocol.method import Diagnostics, Method, Networks, ObservedRound, Participant, Traits
 from fedfactor.protocol.plan import Piece, Plan, Tensors
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build, Task
 
 LOGGED = 32
 """Basis vectors of a layer whose Gram matrix is logged: a wide network's would fill the journal."""
@@ -27,7 +27,7 @@ LOGGED = 32
 
 @register("methods", "flanc", paper="FLANC (NeurIPS 2022)")
 @dataclass(frozen=True)
-class FLANC(Method):
+class FLANC(Method, Diagnostics):
     """Weights of a p-width network are composed of a basis V that all widths share and coefficients U_p: W_p = V U_p.
 
     V is averaged over all clients, U_p and whatever else the p-width network has (stem, norms, shortcuts, classifier)
@@ -59,7 +59,6 @@ class FLANC(Method):
         default="mean", metadata=described("mean or sum of the penalty's squares in a layer")
     )
     widths: tuple[float, ...] = field(default=(), metadata=described("the set P; empty: the run's capacities"))
-    adapts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.r1 <= 1 or not self.r2 > 0:
@@ -72,24 +71,33 @@ class FLANC(Method):
             for name, rank in zip(("R1", "R2"), ranks, strict=True):
                 check_number(f"{name} of {pattern!r} in bases", rank, 1, whole=True)
 
-    def fitted(self, levels: Sequence[float]) -> Self:
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(adapts=True)
+
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """The set P is that of the run."""
         missing = [level for level in levels if self.widths and level not in self.widths]
         if missing:
             raise ValueError(f"clients of capacity {missing[0]:g} need that width among widths = {list(self.widths)}")
         return self if self.widths else replace(self, widths=tuple(levels))
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the p-width network with its inner layers composed."""
         model = build(capacity)
         given = {pattern: Composition(*basis) for pattern, basis in self.bases.items()}
         bases = {**given, **{name: basis for name, basis in self._bases(build).items() if name not in given}}
-        return factorize(model, Dense(), skip=self._outer(model), per_layer=bases)
+        network = factorize(model, Dense(), skip=self._outer(model), per_layer=bases)
+        if not factor_weights(network):
+            reasons = "; ".join(str(finding) for finding in check(network, Dense())[:3])
+            raise ValueError(f"flanc finds no inner layer to compose in this model: {reasons or 'all are kept dense'}")
+        return network
 
     def _outer(self, model: nn.Module) -> list[str]:
         return [*outer_layers(model), *self.dense]
 
-    def _bases(self, build: Callable[[float], nn.Module]) -> dict[str, Composition | None]:
+    def _bases(self, build: Build) -> dict[str, Composition | None]:
         """Find R1 and R2 of every layer from its shapes at all widths."""
         widths = sorted({1.0, *self.widths})
         shapes = [self._shapes(build(width).to("meta")) for width in widths]
@@ -106,13 +114,7 @@ class FLANC(Method):
         weights, names = factor_weights(inner), dense_names(inner)
         return {names[name].removesuffix(".weight"): weight.shape for name, weight in weights.items()}
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse a model in which nothing can be composed."""
-        if not factor_weights(network):
-            reasons = "; ".join(str(finding) for finding in check(network, Dense())[:3])
-            raise ValueError(f"flanc finds no inner layer to compose in this model: {reasons or 'all are kept dense'}")
-
-    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+    def start(self, networks: Networks) -> Tensors:
         """V^0 as the widest network has it, U_p^0 for every p."""
         server: Tensors = {}
         for width in sorted(self.widths, reverse=True):
@@ -141,14 +143,14 @@ class FLANC(Method):
             raise ValueError(f"flanc has no network of width {who.capacity:g}: the run's widths are {legal}")
         return {name: Piece(home) for name, home in self._homes(network, who.capacity).items()}
 
-    def observe(self, outcome: Outcome) -> dict[str, Any]:
+    def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Log how much each basis vector is used, mean |U| a column and width (Fig. 5), and Gram matrices (Fig. 6)."""
-        if not outcome.due:
+        if not observed.due:
             return {}
-        bases = {layer: outcome.after[f"{layer}.v"] for layer in factor_weights(outcome.networks(1.0))}
+        bases = {layer: observed.after[f"{layer}.v"] for layer in factor_weights(observed.networks(1.0))}
         usage = {
             layer: {
-                f"{width:g}": _rounded(outcome.after[f"{layer}.u@{width:g}"].abs().reshape(-1, len(v)).mean(0))
+                f"{width:g}": _rounded(observed.after[f"{layer}.u@{width:g}"].abs().reshape(-1, len(v)).mean(0))
                 for width in self.widths
             }
             for layer, v in bases.items()

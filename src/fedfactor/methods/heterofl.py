@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Self
 
 from torch import Tensor, nn
 
 from fedfactor.methods.sliced import Sliced
 from fedfactor.nn.norms import batch_norms, scaled_norm_inputs, without_statistics
 from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Traits
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build, Task
 
 
 @register("methods", "heterofl", paper="arXiv:2010.01264")
@@ -37,27 +38,29 @@ class HeteroFL(Sliced):
     static_norm: bool = field(
         default=True, metadata=described("batch norms keep no statistics; they are estimated after training")
     )
-    weighting: ClassVar[str] = "uniform"
 
     @property
-    def calibrates(self) -> bool:
-        """Whether norm statistics are gathered from the clients before a model is used."""
-        return self.static_norm
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm)
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """A masked loss needs classes, the Scaler norms without statistics."""
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
+        """A masked loss needs classes."""
         task.check_masked(self.masked_loss)
+        return self
+
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Build the task's model at this width."""
+        network = super().network(build, capacity)
+        if self.static_norm:
+            return without_statistics(network)
         tracked = [name for name, norm in batch_norms(network).items() if norm.track_running_stats]
         if self.scaler and tracked:
             raise ValueError(
                 f"heterofl's Scaler changes what {tracked[0]!r} gets in training but not in use, so the statistics it "
                 "keeps would be wrong; set static_norm = true, or scaler = false"
             )
-
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
-        """Build the task's model at this width."""
-        network = super().network(build, capacity)
-        return without_statistics(network) if self.static_norm else network
+        return network
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return the loss with Scaler and mask."""

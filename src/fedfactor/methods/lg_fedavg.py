@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import nn
 
 from fedfactor.methods.fedavg import FedAvg
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.method import Traits
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 
 @register("methods", "lg_fedavg", paper="arXiv:2001.01523")
@@ -27,17 +28,24 @@ class LGFedAvg(FedAvg):
     """
 
     shared: tuple[str, ...] = field(default=("fc",), metadata=described("prefixes of the layers that are shared"))
-    weighting: ClassVar[str] = "uniform"
 
-    def private(self, name: str) -> bool:
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(weighting="uniform")
+
+    def private_names(self, network: nn.Module) -> set[str]:
         """What is below none of the shared layers."""
-        return not name.startswith(tuple(f"{layer}." for layer in self.shared))
+        below = tuple(f"{layer}." for layer in self.shared)
+        return {name for name in tensors_of(network) if not name.startswith(below)}
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse layers that are not there, and a split that leaves nothing private."""
-        names = [name for name, _ in network.named_modules() if name]
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the task's model; layers that are not there, and a split that leaves nothing private, are refused."""
+        model = build(1.0)
+        names = [name for name, _ in model.named_modules() if name]
         for layer in self.shared:
             if layer not in names:
                 raise ValueError(f"the model has no layer {layer!r} to share; its layers are {', '.join(names[:20])}")
-        if not self.private_names(network):
+        if not self.private_names(model):
             raise ValueError("lg_fedavg shares every layer of this model: that is fedavg; leave some out of `shared`")
+        return model

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
+from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.method import Method
 from fedfactor.registry import register
 
@@ -16,6 +19,6 @@ class Local(Method):
     Use it to learn whether federating is worth it: a personal method that is not ahead of it has earned nothing.
     """
 
-    def private(self, name: str) -> bool:
+    def private_names(self, network: nn.Module) -> set[str]:
         """Everything stays on the client."""
-        return True
+        return set(tensors_of(network))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import nn
 
 from fedfactor.methods.sliced import Sliced
 from fedfactor.nn.norms import without_statistics
+from fedfactor.protocol.method import Traits
 from fedfactor.registry import described, register
+from fedfactor.task import Build
 
 
 @register("methods", "origdrop", paper="arXiv:2208.13141")
@@ -31,13 +31,12 @@ class OrigDrop(Sliced):
     static_norm: bool = field(
         default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
     )
-    weighting: ClassVar[str] = "uniform"
 
     @property
-    def calibrates(self) -> bool:
-        """Whether norm statistics are gathered from the clients before a model is used."""
-        return self.static_norm
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm)
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the task's model at this width, its batch norms without statistics."""
         return without_statistics(super().network(build, capacity))

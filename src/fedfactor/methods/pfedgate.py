@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedfactor.protocol.method import Method
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.method import Group, Method, Phase, Traits, parameter_names
 from fedfactor.registry import described, register
+from fedfactor.task import Build, Task
 
 
 @register("methods", "pfedgate", paper="arXiv:2305.02776")
@@ -37,7 +39,6 @@ class PFedGate(Method):
     pieces: int = field(default=5, metadata=described("B: pieces a tensor is cut into"))
     gate_pace: float = field(default=1.0, metadata=described("learning rate of the gate / that of the model"))
     inputs: tuple[int, ...] = field(default=(), metadata=described("shape of an input; not given: the data's"))
-    plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.budget <= 1:
@@ -45,23 +46,31 @@ class PFedGate(Method):
         if self.pieces < 1:
             raise ValueError(f"pieces must be at least 1, got {self.pieces}")
 
-    def sized(self, example: Tensor) -> Self:
+    @property
+    def traits(self) -> Traits:
+        """Weights depend on the batch, so no deployed model is made of ordinary layers."""
+        return Traits(plain=False)
+
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """The gate looks at inputs of one shape."""
+        example = task.data.example
         if not example.is_floating_point():
             raise ValueError("pfedgate's gate looks at pictures or other numbers, but these inputs are tokens")
         return replace(self, inputs=tuple(example.shape))
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Put a gate before the task's model."""
         return Gated(build(1.0), self.inputs, self.pieces, self.budget * capacity)
 
-    def private(self, name: str) -> bool:
-        """The gate is private."""
-        return name.startswith("gate.")
+    def private_names(self, network: nn.Module) -> set[str]:
+        """The gate."""
+        return {name for name in tensors_of(network) if name.startswith("gate.")}
 
-    def pace(self, name: str) -> float:
+    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
         """The gate may have a learning rate of its own."""
-        return self.gate_pace if self.private(name) else 1.0
+        gate = self.private_names(network)
+        model = [name for name in parameter_names(network) if name not in gate]
+        return [Phase(epochs, [Group(model), Group(gate, lr_factor=self.gate_pace)])]
 
 
 @dataclass(frozen=True)

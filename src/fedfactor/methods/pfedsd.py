@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.state import answers_with, fill, tensors_of
 from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Diagnostics, Traits
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
 
 
 @register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")
 @dataclass(frozen=True)
-class PFedSD(FedAvg):
+class PFedSD(FedAvg, Diagnostics):
     """A client starts from the global model w and learns from its labels and from v_i, its model of its last round.
 
     Loss: CE(o_w, y) + lambda tau^2 KL(softmax(o_v / tau) || softmax(o_w / tau)), o being logits; at first CE alone.
@@ -32,19 +32,19 @@ class PFedSD(FedAvg):
 
     strength: float = field(default=1.0, metadata=described("lambda"))
     temperature: float = field(default=1.0, metadata=described("tau"))
-    weighting: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature must be above 0, got {self.temperature:g}")
 
-    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
-        """Train from the global model."""
-        fill(network, down)
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(weighting="uniform")
 
-    def use(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
-        """Use the client's own last model; a client that never took part has the global one."""
-        fill(network, kept or down)
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
+        """Train from the global model, but use the client's own last one; a client that never took part has none."""
+        fill(network, down if training else kept or down)
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add the teacher's part to the loss."""

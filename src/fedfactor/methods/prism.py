@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,14 @@ from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit, effective_rank, spectrum
 from fedfactor.factor.base import WeightShape
 from fedfactor.methods.spectral import Spectral
-from fedfactor.models.width import Multiple
+from fedfactor.models.width import Width
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.protocol.method import Networks, Outcome, Participant
-from fedfactor.protocol.plan import AxisIndex, Held, Piece, Plan, Reply, Tensors, holders_mean, pull, slice_plan
+from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits, reply_weights
+from fedfactor.protocol.plan import Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
 from fedfactor.registry import described, register
+from fedfactor.task import Build
 
 SMALL = 0.2
 """Up to this keep ratio clients sample with `kappa_small` (Table 7)."""
@@ -28,7 +29,7 @@ SMALL = 0.2
 
 @register("methods", "prism", paper="arXiv:2208.13141")
 @dataclass(frozen=True)
-class PriSM(Spectral):
+class PriSM(Spectral, Diagnostics):
     """A client that keeps a share of the model trains r principal kernels of each layer, drawn by sigma^kappa (Eq. 2).
 
     The server's weights (N, M k^2) are split by SVD into u'_i = sqrt(sigma_i) u_i and v'_i = sqrt(sigma_i) v_i. A
@@ -59,7 +60,6 @@ class PriSM(Spectral):
     static_norm: bool = field(
         default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
     )
-    weighting: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
         check_number("outputs", self.outputs, 1, whole=True)
@@ -67,14 +67,14 @@ class PriSM(Spectral):
             check_number(name, getattr(self, name), 0)
 
     @property
-    def calibrates(self) -> bool:
-        """Whether norm statistics are gathered from the clients before a model is used."""
-        return self.static_norm
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(space="turning", weighting="uniform", adapts=True, calibrates=self.static_norm)
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the sub-model: the task's model at this width, its inner layers as r kernels each."""
         full = build(1.0)
-        slim = build(Multiple(self.outputs, capacity)) if capacity < 1 else full
+        slim = build(Width(capacity, self.outputs)) if capacity < 1 else full
         most = self._ranks(slim, 1.0)  # a width that rounds down may leave fewer channels than r
         ranks = {name: ChannelSplit(rank=min(r, most[name])) for name, r in self._ranks(full, capacity).items()}
         made = factorize(slim, ChannelSplit(), skip=self._outer(slim), per_layer=ranks, keep_weights=capacity == 1)
@@ -89,30 +89,39 @@ class PriSM(Spectral):
         weights, names = factor_weights(split), dense_names(split)
         return {names[name].removesuffix(".weight"): len(weight.factors["v"]) for name, weight in weights.items()}
 
-    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
-        """Decompose every inner layer into all its principal kernels (Alg. 1, line 2)."""
+    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
+        """Decompose every inner layer into all its principal kernels (Alg. 1, line 2).
+
+        Where models are to be used, the dense layer of a narrower network's channels is decomposed too.
+        """
         view = dict(server)
         for layer, name in dense_names(next(iter(networks.values()))).items():
             factors = ChannelSplit(ratio=1.0).from_dense(server[name])
             view |= {f"{layer}.u": factors["u"], f"{layer}.v": factors["v"], f"{layer}.sigma": spectrum(factors)}
+        for capacity, network in {} if training else networks.items():
+            cut = slice_plan(view, tensors_of(network), axis_blocks(network))
+            for layer, name in dense_names(network).items():
+                rank = len(factor_weights(network)[layer].factors["v"])
+                channels = Piece(name, (cut[f"{layer}.u"].index[0], *cut[f"{layer}.v"].index[1:])).take(server[name])
+                if rank < len(view[f"{layer}.sigma"]):
+                    factors = ChannelSplit(rank=rank).from_dense(channels)
+                    view |= {f"{layer}.{factor}@{capacity:g}": tensor for factor, tensor in factors.items()}
         return view
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
         """Draw the client's kernels, layer by layer; the other axes are cut to its channels (Alg. 1, line 6)."""
         plan = slice_plan(view, tensors_of(network), axis_blocks(network))
         for layer, weight in factor_weights(network).items():
-            kernels, u, v = self._kernels(view, who, layer, weight.factors["v"], rng), f"{layer}.u", f"{layer}.v"
+            rank, sigma, u, v = len(weight.factors["v"]), view[f"{layer}.sigma"], f"{layer}.u", f"{layer}.v"
+            if rank == len(sigma):  # all kernels
+                continue
+            if rng is None:  # a model that is used has its channels' own kernels
+                plan |= {factor: Piece(f"{factor}@{who.capacity:g}") for factor in (u, v)}
+                continue
+            kernels = self.drawn(sigma, rank, who.capacity, rng).sort().values
             plan[u] = replace(plan[u], index=(plan[u].index[0], kernels, *plan[u].index[2:]))
             plan[v] = replace(plan[v], index=(kernels, *plan[v].index[1:]))
         return plan
-
-    def _kernels(
-        self, view: Tensors, who: Participant, layer: str, v: Tensor, rng: torch.Generator | None
-    ) -> AxisIndex:
-        sigma = view[f"{layer}.sigma"]
-        if len(v) == len(sigma):
-            return None
-        return len(v) if rng is None else self.drawn(sigma, len(v), who.capacity, rng).sort().values
 
     def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
         """Draw kernels without replacement with probabilities sigma^kappa (Eq. 2), in the order they are drawn.
@@ -123,27 +132,11 @@ class PriSM(Spectral):
         clocks = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
         return (clocks - kappa * sigma.double().log()).argsort(stable=True)[:count]
 
-    def download(
-        self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
-    ) -> Tensors:
-        """Send the kernels of the plan; where a model is to be used, its channels' dense layers, split anew."""
-        down = pull(view, plan)
-        for layer, name in dense_names(network).items():
-            u, v = plan[f"{layer}.u"].index, plan[f"{layer}.v"].index
-            if isinstance(v[0], int):
-                kept = {f"{layer}.{factor}": f"{layer}.{factor} used at {who.capacity:g}" for factor in "uv"}
-                if not set(kept.values()) <= view.keys():  # split once for all clients of this capacity
-                    channels = Piece(name, (u[0], *v[1:])).take(view[name])
-                    factors = ChannelSplit(rank=v[0]).from_dense(channels)
-                    view.update({kept[f"{layer}.{factor}"]: tensor for factor, tensor in factors.items()})
-                down |= {factor: view[place] for factor, place in kept.items()}
-        return down
-
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Average U' and V' entry by entry and compose them (Eq. 5)."""
-        mean, held = holders_mean(view, replies, self.weights(replies))
+        mean, held = holders_mean(view, replies, reply_weights(self, replies))
         for layer, name in dense_names(networks(1.0)).items():
             shape = WeightShape.of(server[name])
             before, after = (
@@ -154,15 +147,15 @@ class PriSM(Spectral):
             held[name] = _reached(held[f"{layer}.u"], held[f"{layer}.v"])
         return {name: mean[name] for name in server}, {name: held[name] for name in server}
 
-    def observe(self, outcome: Outcome) -> dict[str, Any]:
+    def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Log the effective rank of every layer (Fig. 6) and how many clients had each kernel (Fig. 7)."""
-        layers = dense_names(outcome.networks(1.0))
-        picks = {layer: torch.zeros(len(outcome.view[f"{layer}.sigma"]), dtype=torch.int64) for layer in layers}
-        for reply in outcome.replies:
+        layers = dense_names(observed.networks(1.0))
+        picks = {layer: torch.zeros(len(observed.view[f"{layer}.sigma"]), dtype=torch.int64) for layer in layers}
+        for reply in observed.replies:
             for layer, count in picks.items():
                 Piece(layer, reply.plan[f"{layer}.v"].index[:1]).add(count, 1)
         return {
-            "effective_rank": {layer: effective_rank(outcome.view[f"{layer}.sigma"]) for layer in layers},
+            "effective_rank": {layer: effective_rank(observed.view[f"{layer}.sigma"]) for layer in layers},
             "picks": {layer: count.tolist() for layer, count in picks.items()},
         }
 
@@ -171,11 +164,9 @@ class PriSM(Spectral):
         return sorted({1.0, *levels}, reverse=True)
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
-        """Return the dense model; below full capacity its first channels."""
+        """Return the dense model as it is; below full capacity its first channels."""
         if capacity < 1:
-            view, who = self.prepare(server, {capacity: network}), Participant(-1, capacity, 0)
-            self.load(network, self.download(view, who, self.plan(view, who, network, None), {}, network), kept)
-            return compose(network)
+            return super().deploy(server, network, capacity, kept)
         plain = compose(network)
         fill(plain, server)
         return plain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,11 +13,12 @@ from fedfactor.factor import ChannelSplit
 from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import Factorised
 from fedfactor.methods.fedavg import FedAvg
-from fedfactor.nn import factorize, first_layers, outer_layers
+from fedfactor.nn import first_layers, outer_layers
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
+from fedfactor.task import Build
 
 
 @register("methods", "pufferfish", paper="arXiv:2103.03936")
@@ -62,13 +62,13 @@ class Pufferfish(Factorised):
         """Return the split of a layer."""
         return ChannelSplit(ratio=self.ratio, rounding="floor")
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Factorise the later layers of the task's model."""
         return self._hybrid(build(1.0))
 
-    def _hybrid(self, model: nn.Module, keep_weights: bool = False) -> nn.Module:
+    def _hybrid(self, model: nn.Module, *, keep_weights: bool = False) -> nn.Module:
         full = [*first_layers(model, self.first), *outer_layers(model), *self.dense]
-        return factorize(model, self.scheme(), skip=full, keep_weights=keep_weights)
+        return self.factorised(model, full, keep_weights=keep_weights)
 
     def convert(self, server: Tensors, before: nn.Module) -> Tensors:
         """Split the server's weights by SVD."""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.method import Method, Participant
+from fedfactor.protocol.method import Method, Participant, Traits
 from fedfactor.protocol.plan import Plan, Tensors, slice_plan
+from fedfactor.task import Build
 
 
 @dataclass(frozen=True)
 class Sliced(Method):
     """A client of capacity p trains the task's model at width p; each element is averaged over its holders."""
 
-    adapts: ClassVar[bool] = True
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(adapts=True)
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the task's model at this width."""
         return build(capacity)
 

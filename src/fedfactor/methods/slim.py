@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from fedfactor.protocol.method import Method
 from fedfactor.registry import described, register
+from fedfactor.task import Build, Task
 
 
 @register("methods", "slim", paper="arXiv:2111.14655")
@@ -34,7 +35,7 @@ class Slim(Method):
         if not 0 <= self.width <= 1:
             raise ValueError(f"width must lie in (0, 1], or be 0 for the smallest capacity, got {self.width:g}")
 
-    def fitted(self, levels: Sequence[float]) -> Self:
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Find the smallest capacity."""
         if self.width > min(levels):
             raise ValueError(f"a client of capacity {min(levels):g} cannot carry a network of width {self.width:g}")
@@ -44,6 +45,6 @@ class Slim(Method):
         """There is one network."""
         return [self.width]
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
+    def network(self, build: Build, capacity: float) -> nn.Module:
         """Build the task's model at the one width."""
         return build(self.width)

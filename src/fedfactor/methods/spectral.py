@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -12,7 +10,7 @@ from fedfactor.factor import frobenius_decay
 from fedfactor.nn import compose, dense_names, factor_weights
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Method, Networks
+from fedfactor.protocol.method import Group, Method, Networks, Phase, Traits, parameter_names
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described
 
@@ -22,10 +20,13 @@ class Spectral(Method):
     """Factors of inner layers, from the server's dense weights anew every round; Frobenius decay on them."""
 
     frobenius: bool = field(default=True, metadata=described("Frobenius decay takes weight decay's place on factors"))
-    space: ClassVar[Literal["slice", "turning", "personal"]] = "turning"
-    adapts: ClassVar[bool] = True
 
-    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+    @property
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits(space="turning", adapts=True)
+
+    def start(self, networks: Networks) -> Tensors:
         """The server has the full network's dense weights."""
         return {name: tensor.clone() for name, tensor in tensors_of(compose(networks(1.0))).items()}
 
@@ -46,7 +47,8 @@ class Spectral(Method):
                 loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
         return loss
 
-    def decays(self, name: str, network: nn.Module) -> bool:
+    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
         """Factors have Frobenius decay instead of weight decay."""
-        layer, _, factor = name.rpartition(".")
-        return not (self.frobenius and factor in ("u", "v") and layer in factor_weights(network))
+        factors = {f"{layer}.{factor}" for layer in factor_weights(network) for factor in ("u", "v")}
+        rest = [name for name in parameter_names(network) if name not in factors]
+        return [Phase(epochs, [Group(rest), Group(factors, weight_decay=not self.frobenius)])]

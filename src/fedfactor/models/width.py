@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Rounding = Literal["up", "nearest"]
 
 
-def scaled(channels: int, width: float, rounding: Rounding = "up") -> int:
+def scaled(channels: int, width: float | Width, rounding: Rounding = "up") -> int:
     """Return ceil(width * channels) for a width in (0, 1]: the channels of a slimmer layer (HeteroFL, PriSM).
 
     FedHM's slim networks round to the nearest number instead (its 1.37 M at .35 and 3.42 M at .4 need that).
     Every slimmed network and every slice of a full one must round alike, so this is the only place that does.
     """
-    check_width(width)
-    if isinstance(width, Multiple):
-        return min(channels, width.times * scaled(channels, width.of, rounding))
+    check_width(float(width))
+    if isinstance(width, Width):
+        return min(channels, width.times * scaled(channels, width.share, rounding))
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding must be 'up' or 'nearest', got {rounding!r}")
     if rounding == "nearest":
@@ -25,17 +26,23 @@ def scaled(channels: int, width: float, rounding: Rounding = "up") -> int:
     return math.ceil(width * channels - 1e-9)
 
 
-class Multiple(float):
-    """A width of a whole number of times the channels of a narrower one (PriSM-O2); as a number, their product."""
+@dataclass(frozen=True)
+class Width:
+    """A width of `times` the channels that a network of width `share` has (PriSM-O2).
 
-    times: int
-    of: float
+    It multiplies like the number `times * share`, for models that do not count channels by `scaled`.
+    """
 
-    def __new__(cls, times: int, of: float) -> Multiple:
-        """Return the width `times * of`, at most 1."""
-        made = super().__new__(cls, min(1.0, times * of))
-        made.times, made.of = times, of
-        return made
+    share: float
+    times: int = 1
+
+    def __float__(self) -> float:
+        return min(1.0, self.times * self.share)
+
+    def __mul__(self, other: float) -> float:
+        return float(self) * other
+
+    __rmul__ = __mul__
 
 
 def check_width(width: float) -> None:

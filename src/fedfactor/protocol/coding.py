@@ -54,7 +54,8 @@ def decode_up(codec: Codec, trained: Collection[str], coded: Tensors, reference:
     return {**rest, **codec.from_up(weights, _split(reference, trained)[0])}
 
 
-def _prefixed(section: str, tensors: Tensors) -> Tensors:
+def prefixed(section: str, tensors: Tensors) -> Tensors:
+    """Put tensors into a section: `conv1.weight` becomes `model/conv1.weight`."""
     return {f"{section}/{name}": tensor for name, tensor in tensors.items()}
 
 

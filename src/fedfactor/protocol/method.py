@@ -1,15 +1,15 @@
-"""The hooks of a method, with FedAvg's behaviour as their default.
+"""The abstract method: its hooks, with FedAvg's behaviour as their default.
 
 A method is a map between the server's tensors and each client's, and back. It is a frozen dataclass whose fields are
-its hyper-parameters; its hooks take and return plain dictionaries of tensors and hold no loop over rounds, clients or
-batches. They are listed here in the order in which a round meets them.
+its hyper-parameters. Its hooks take and return plain dictionaries of tensors and hold no loop over rounds, clients or
+batches. They are listed here in the order in which a round calls them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,32 @@ from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole_plan
+from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import HeldTensors
-from fedfactor.task import Task
+from fedfactor.task import Build, Task
 
 Networks = Callable[[float], nn.Module]
-"""From a capacity to that network as the run started it: one object a capacity, the same on every machine."""
+"""Returns the initial network for a capacity: one object per capacity, the same on every machine."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What others need to know about a method without calling its hooks."""
+
+    space: Literal["slice", "turning", "personal"] = "slice"
+    """How a client's tensors relate to the server's: fixed slices, a basis that turns every round, or a model each."""
+    weighting: str = "samples"
+    """How much a client counts in the mean: by its `samples`, `uniform`, or a description of the method's own rule."""
+    adapts: bool = False
+    """Whether clients of less capacity get a smaller network; otherwise all clients get the same."""
+    plain: bool = True
+    """Whether deployed models consist of ordinary layers. False where weights depend on the input."""
+    calibrates: bool = False
+    """Whether norm statistics are gathered from the clients before a model is used."""
+    complete: bool = False
+    """Whether the server's tensors make a model although clients keep a part private."""
+    reports: tuple[str, ...] = ()
+    """Names of the numbers that `Diagnostics.report` returns; a reply with other names is rejected."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +58,33 @@ class Participant:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Parameters that train alike."""
+
+    names: Collection[str]
+    lr_factor: float = 1.0
+    """Their learning rate as a multiple of the run's."""
+    weight_decay: bool = True
+    """Whether the run's weight decay acts on them."""
+
+
+@dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: how many epochs, and which parameters train."""
+    """A part of local training: how many epochs, and which parameters train. All others are frozen."""
 
     epochs: int
-    trains: Callable[[str], bool] = lambda name: True
+    groups: Sequence[Group]
+
+
+def parameter_names(network: nn.Module) -> list[str]:
+    """Return the names of the network's parameters."""
+    return [name for name, _ in network.named_parameters()]
 
 
 def split_epochs(what: str, first: int | None, share: float, epochs: int) -> tuple[int, int]:
-    """Split a round's epochs in two: `first` of them, or that share and at least one each, and the rest."""
+    """Split a round's epochs into two phases: `first` epochs, or that share with at least one each, and the rest."""
     if first is None and epochs == 1:
-        raise ValueError(f"this method trains in two parts, but a round has one epoch: give two, or {what} = 0 or 1")
+        raise ValueError(f"this method trains in two phases, but a round has one epoch: set two, or {what} = 0 or 1")
     if first is None:
         first = min(max(1, round(share * epochs)), epochs - 1) if epochs else 0
     if not 0 <= first <= epochs:
@@ -55,120 +92,81 @@ def split_epochs(what: str, first: int | None, share: float, epochs: int) -> tup
     return first, epochs - first
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A round as the server saw it: what `observe` may look at."""
-
-    round: int
-    """Counted from 1."""
-    before: Tensors
-    """The server's tensors as they were when the round began."""
-    after: Tensors
-    """As they are now."""
-    view: Tensors
-    """What `prepare` made of them, which the plans of the replies refer to."""
-    replies: Sequence[Reply]
-    networks: Networks
-    first: Callable[[], Tensors]
-    """Gives the server's tensors before the first round."""
-    due: bool = False
-    """Whether this round is one that is measured: larger figures belong there."""
+def epochs_refused(split: Callable[[int], object], training: Training | None) -> str | None:
+    """Return why a method that splits a round's epochs cannot train with these settings, or `None`."""
+    try:
+        split(training.epochs if training else 2)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
 class Method:
-    """Everything is shared and averaged by data: FedAvg (McMahan et al. 2017, Alg. 1)."""
+    """FedAvg (McMahan et al. 2017, Alg. 1): everything is shared, and averaged by the number of examples."""
 
     name: ClassVar[str] = ""
-    space: ClassVar[Literal["slice", "turning", "personal"]] = "slice"
-    """How a client's tensors relate to the server's over rounds: fixed slices, a basis that turns, or a model each."""
-    weighting: ClassVar[str] = "samples"
-    """How much a client counts: by its `samples`, `uniform`, or in words what `weights` does."""
-    adapts: ClassVar[bool] = False
-    """Whether clients of less capacity get a smaller network; others give everybody the same."""
-
-    plain: ClassVar[bool] = True
-    """Whether models are deployed as ordinary layers: not where weights depend on the input."""
 
     @property
-    def reports(self) -> tuple[str, ...]:
-        """Names of the numbers that `report` returns; a reply with others is a failure."""
-        return ()
+    def traits(self) -> Traits:
+        """What others need to know about this method."""
+        return Traits()
 
-    @property
-    def calibrates(self) -> bool:
-        """Whether norm statistics are gathered from the clients before a model is used."""
-        return False
+    # Form.
 
-    # Server and client: the network and which part of it stays private.
+    def bind(self, task: Task, levels: Sequence[float]) -> Self:
+        """Return this method fitted to a task and the run's capacity levels; called once, before anything is built.
 
-    def fitted(self, levels: Sequence[float]) -> Self:
-        """Return this method as it is for a run with these capacity levels; asked once, before anything else."""
+        Raises ValueError if the method makes no sense for the task.
+        """
         return self
 
-    def sized(self, example: Tensor) -> Self:
-        """Return this method as it is for inputs like this one; asked once, before a network is built."""
-        return self
+    def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
+        """Return why this method cannot be combined with these, or `None`."""
+        stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
+        if stateful and self.traits.space == "turning":
+            return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
+        if self.traits.space == "personal" and optimizer.keeps_state:
+            return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
+        return optimizer.refuses(codec)
 
-    def at(self, round: int) -> Method:
-        """Return this method as it is in a round, counted from 0: networks may change their form on the way."""
-        return self
+    # Network: server and clients build the same.
 
-    def convert(self, server: Tensors, before: nn.Module) -> Tensors:
-        """Return the server's tensors in this form, given them and the full network of the form before."""
-        raise NotImplementedError
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the network that a client of this capacity trains; `build(width)` makes the task's model.
 
-    def network(self, build: Callable[[float], nn.Module], capacity: float) -> nn.Module:
-        """Return the network that a client of this capacity trains; `build(width)` makes the task's model."""
+        Raises ValueError if the method finds nothing to do in the model.
+        """
         return build(1.0)
-
-    def private(self, name: str) -> bool:
-        """Tell whether a tensor of the network stays on the client."""
-        return False
 
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of the network's tensors that stay on the client."""
-        return {name for name in tensors_of(network) if self.private(name)}
+        return set()
 
-    def has_global_model(self, network: nn.Module) -> bool:
-        """Tell whether the server's tensors make a model without what a client keeps."""
-        return self.space != "personal" and not self.private_names(network)
+    # Server to client.
 
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Raise a sentence if this method makes no sense for a task and its full network."""
-
-    # Server: from its own tensors to a client's.
-
-    def start(self, networks: Networks, capacities: Sequence[float]) -> Tensors:
+    def start(self, networks: Networks) -> Tensors:
         """Return the server's tensors before the first round."""
-        network = networks(1.0)
-        tensors = tensors_of(network)
-        return {name: tensors[name].clone() for name in self.shared_names(network)}
+        tensors = tensors_of(networks(1.0))
+        return {name: tensors[name].clone() for name in shared_names(self, networks(1.0))}
 
     def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
         """Return which of the server's tensors are trained weights; the others are buffers, which are only averaged."""
-        return {
-            name for name, parameter in networks(1.0).named_parameters() if parameter.requires_grad and name in server
-        }
+        return {name for name, p in networks(1.0).named_parameters() if p.requires_grad and name in server}
 
-    def shared_names(self, network: nn.Module) -> list[str]:
-        """Return the names of the network's tensors that are not private."""
-        private = self.private_names(network)
-        return [name for name in tensors_of(network) if name not in private]
+    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
+        """Return the view of the server's tensors that this round's plans refer to; called once per round.
 
-    def prepare(self, server: Tensors, networks: Mapping[float, nn.Module]) -> Tensors:
-        """Return the view of the server's tensors that this round's plans refer to; computed once a round.
-
-        `networks` are those of the capacities that take part.
+        `networks` are those of the capacities that take part. `training` is false where models are to be used.
         """
         return server
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Say for every tensor of the client where it lives in the view.
+        """Return for every tensor of the client where it lives in the view.
 
         `rng` is for methods that choose at random what a client trains; it is `None` where a model is to be used.
         """
-        return whole_plan(self.shared_names(network))
+        return whole_plan(shared_names(self, network))
 
     def download(self, view: Tensors, who: Participant, plan: Plan, held: HeldTensors, network: nn.Module) -> Tensors:
         """Return what the client gets; `held` is what `remember` stored for each client."""
@@ -176,85 +174,126 @@ class Method:
 
     # Client.
 
-    def load(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
-        """Fill the network from the download and from what the client kept."""
+    def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
+        """Fill the network from the download and from what the client kept, for training or for use."""
         fill(network, {**down, **kept})
 
-    def use(self, network: nn.Module, down: Tensors, kept: Tensors) -> None:
-        """Fill the network as the client uses it between rounds, which may not be where it starts training."""
-        self.load(network, down, kept)
-
-    def phases(self, epochs: int) -> list[Phase]:
-        """Return the stretches of local training."""
-        return [Phase(epochs)]
+    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
+        """Return the phases of local training."""
+        return [Phase(epochs, [Group(parameter_names(network))])]
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return the loss of a batch, penalties included."""
         x, y = batch
         return ctx.task.loss(network(x), y)
 
-    def passes(self, capacity: float) -> dict[float, float]:
-        """Return how often a training example goes forward, by the capacity of the network it goes through."""
-        return {capacity: 1.0}
-
-    def decays(self, name: str, network: nn.Module) -> bool:
-        """Tell whether weight decay acts on a parameter."""
-        return True
-
     def keep(self, network: nn.Module) -> Tensors:
         """Return what stays on the client until its next round."""
         private = self.private_names(network)
         return {name: tensor for name, tensor in tensors_of(network).items() if name in private} if private else {}
 
-    def pace(self, name: str) -> float:
-        """Return the learning rate of a parameter as a multiple of the run's."""
-        return 1.0
-
-    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
-        """Return plain numbers about this client's training, for `observe`: they leave the client, so keep them few."""
-        return {}
-
-    # Server: back.
-
-    def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """Return how much each reply counts; only the proportions matter."""
-        return [float(reply.samples) if self.weighting == "samples" else 1.0 for reply in replies]
+    # Client to server.
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Return the mean in the server's space, and how many clients held each element."""
-        return holders_mean(view, replies, self.weights(replies))
+        return holders_mean(view, replies, reply_weights(self, replies))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
-        """Return what the server keeps a client (in its store on disk), by client."""
+        """Return what the server keeps per client, in its store on disk."""
         return {}
 
-    def observe(self, outcome: Outcome) -> dict[str, Any]:
-        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
-        return {}
-
-    # Both: the result.
+    # Result.
 
     def served(self, levels: Sequence[float]) -> list[float]:
         """Return the capacities at which the server's model is used, and so measured."""
-        return list(levels) if self.adapts else [1.0]
+        return list(levels) if self.traits.adapts else [1.0]
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
         """Return a plain module of ordinary layers, made of the server's tensors and of what a client keeps.
 
         `network` is the one for this capacity and is overwritten.
         """
-        view = self.prepare(server, {capacity: network})
+        view = self.prepare(server, {capacity: network}, training=False)
         plan = self.plan(view, Participant(-1, capacity, 0), network, None)
-        self.use(network, pull(view, plan), kept)
+        self.load(network, pull(view, plan), kept, training=False)
         return compose(network)
 
-    def refuses(self, optimizer: Optimizer, codec: Codec) -> str | None:
-        """Return why this method cannot go with an optimizer or codec, or `None`."""
-        stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
-        if stateful and self.space == "turning":
-            return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
-        if self.space == "personal" and optimizer.keeps_state:
-            return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
-        return optimizer.refuses(codec)
+
+@runtime_checkable
+class Staged(Protocol):
+    """A method that changes its form between rounds; optional."""
+
+    def at(self, round: int) -> Method:
+        """Return the form of a round, counted from 0."""
+        ...
+
+    def convert(self, server: Tensors, before: nn.Module) -> Tensors:
+        """Return the server's tensors in this form, given them and the full network of the form before."""
+        ...
+
+
+@dataclass(frozen=True)
+class ObservedRound:
+    """A round as the server saw it: what `Diagnostics.observe` may look at."""
+
+    round: int
+    """Counted from 1."""
+    before: Tensors
+    """The server's tensors when the round began."""
+    after: Tensors
+    """The server's tensors now."""
+    view: Tensors
+    """What `prepare` returned: the plans of the replies refer to it."""
+    replies: Sequence[Reply]
+    networks: Networks
+    first: Callable[[], Tensors]
+    """Returns the server's tensors before the first round."""
+    due: bool = False
+    """Whether this round is evaluated: larger figures belong there."""
+
+
+class Diagnostics:
+    """Figures about training beside the loss; an optional mixin of a method."""
+
+    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
+        """Return numbers about this client's training, for `observe`. They leave the client, so keep them few."""
+        return {}
+
+    def observe(self, observed: ObservedRound) -> dict[str, Any]:
+        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
+        return {}
+
+    def passes(self, capacity: float) -> dict[float, float]:
+        """Return how often a training example goes forward, by the capacity of the network it goes through."""
+        return {capacity: 1.0}
+
+
+# What follows from a method's hooks.
+
+
+def shared_names(method: Method, network: nn.Module) -> list[str]:
+    """Return the names of the network's tensors that are not private."""
+    private = method.private_names(network)
+    return [name for name in tensors_of(network) if name not in private]
+
+
+def reply_weights(method: Method, replies: Sequence[Reply]) -> list[float]:
+    """Return how much each reply counts; only the proportions matter."""
+    return [float(reply.samples) if method.traits.weighting == "samples" else 1.0 for reply in replies]
+
+
+def has_global_model(method: Method, network: nn.Module) -> bool:
+    """Return whether the server's tensors make a model without what a client keeps."""
+    return method.traits.complete or (method.traits.space != "personal" and not method.private_names(network))
+
+
+def form_of(method: Method, round: int) -> Method:
+    """Return the form that a method has in a round, counted from 0."""
+    return method.at(round) if isinstance(method, Staged) else method
+
+
+def forward_passes(method: Method, capacity: float) -> dict[float, float]:
+    """Return how often a training example goes forward, by the capacity of the network it goes through."""
+    return method.passes(capacity) if isinstance(method, Diagnostics) else {capacity: 1.0}

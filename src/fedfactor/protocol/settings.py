@@ -201,6 +201,10 @@ class Rounds:
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum must lie in (0, 1], got {self.quorum:g}")
 
+    def due(self, round: int) -> bool:
+        """Return whether a round, counted from 1, is evaluated."""
+        return round == self.rounds or (self.evaluate_every > 0 and round % self.evaluate_every == 0)
+
     def cohort_of(self, seed: int, round: int, population: int) -> list[int]:
         """Draw the clients of a round; the same for every method."""
         drawn = numpy_rng(seed, "cohort", round).choice(population, size=self.cohort_size(population), replace=False)

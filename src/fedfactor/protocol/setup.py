@@ -11,7 +11,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Bytes, decode
-from fedfactor.protocol.method import Method
+from fedfactor.protocol.method import Method, form_of, has_global_model
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -34,13 +34,13 @@ class Setup:
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
 
-    def fit(self, levels: Sequence[float]) -> None:
-        """Give the method what it wants to know of the capacities and of the data; before anything is built."""
-        self.method = self.method.fitted(levels).sized(self.task.data.example)
+    def bind(self, levels: Sequence[float]) -> None:
+        """Fit the method to the task and the run's capacity levels; before anything is built."""
+        self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:
         """Return the setup as it is in a round: another one where the method has another form then."""
-        method = self.method.at(round)
+        method = form_of(self.method, round)
         if method == self.method:
             return self
         found = next((form for form in self._forms if form.method == method), None)
@@ -63,6 +63,11 @@ class Setup:
             private = self.method.private_names(built)
             self._kept[capacity] = {name: t.clone() for name, t in tensors_of(built).items() if name in private}
         return self._networks[capacity]
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether the server's tensors make a model without what a client keeps."""
+        return has_global_model(self.method, self.network(1.0))
 
     def trained(self, capacity: float) -> frozenset[str]:
         """Return the names of the parameters that the model's author did not freeze: what codecs may change."""

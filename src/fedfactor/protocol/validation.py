@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfactor.nn.norms import batch_norms
-from fedfactor.protocol.message import BadMessage, Message
+from fedfactor.protocol.coding import decode_up, expected_up, sections
+from fedfactor.protocol.message import BadMessage, Message, expect
 from fedfactor.protocol.method import Participant
+from fedfactor.protocol.plan import Plan, Reply, Tensors
+from fedfactor.protocol.setup import Setup
 
 
 def check_report(kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
@@ -60,8 +64,43 @@ def _is_number(value: object) -> bool:
 MOST_SAMPLES = 1 << 31
 
 
-def _statistics_of(network: nn.Module) -> dict[str, Tensor]:
-    """Return empty statistics like those that a calibration brings back."""
+def check_statistics(message: Message, network: nn.Module) -> None:
+    """Check that the tensors of a calibration fit the network's batch norms."""
     dtype = next(network.parameters()).dtype
     norms = batch_norms(network).items()
-    return {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
+    wanted = {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
+    expect(message.tensors, wanted, "statistics")
+
+
+@dataclass(frozen=True)
+class SentJob:
+    """A job that a client was sent: what its reply is validated against."""
+
+    who: Participant
+    plan: Plan
+    reference: Tensors
+    """The download as the client decodes it."""
+    extras: Tensors
+    """What the optimizer sent along."""
+    length: int
+    """Bytes of the message."""
+
+
+def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:
+    """Validate an upload and decode it; return it with the plain fields of its message."""
+    who, trained = sent.who, setup.trained(sent.who.capacity)
+    report = check_report("trained", message, who, round)
+    found = sections(message.tensors)
+    model, extras = found.pop("model", {}), found.pop("extra", {})
+    if found:
+        raise BadMessage("tensors belong to neither the model nor the optimizer")
+    expect(model, expected_up(setup.codec, trained, sent.reference), "upload")
+    expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
+    tensors = decode_up(setup.codec, trained, model, sent.reference)
+    # What a codec makes small may be large once decoded; tensors that no codec touched have been checked already.
+    known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
+    coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
+    expect(coded, wanted, "decoded upload")
+    figures = check_figures(report.get("figures", {}), setup.method.traits.reports)
+    reply = Reply(who.client, who.capacity, report["samples"], sent.plan, sent.reference, tensors, extras, figures)
+    return reply, report

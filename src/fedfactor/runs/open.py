@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Inline
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import BadMessage, decode
@@ -19,10 +20,11 @@ from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import Elsewhere, at_hand
 from fedfactor.runs.directory import RunError, reported
 from fedfactor.runs.recipe import read, resolve
-from fedfactor.runs.tasks import Absent, setup_of, task_of, task_with
+from fedfactor.runs.tasks import setup_of, task_of, task_with
 from fedfactor.server.events import compare
-from fedfactor.server.federation import Federation, Server
+from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
+from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
 from fedfactor.task import Task
 
@@ -114,9 +116,9 @@ class Run:
         def read() -> nn.Module:
             result = self._rebuilt(task)
             federation, server = result.federation, result.server
-            who = None if client is None else federation.participant(client, server.round)
+            who = None if client is None else federation.dispatch.participant(client, server.round)
             level = who.capacity if who else capacity or federation.capacities.levels[0]
-            if self.recipe.method.calibrates and level not in server.statistics:
+            if self.recipe.method.traits.calibrates and level not in server.statistics:
                 raise RunError(
                     f"norm statistics at capacity {level:g} were not gathered in round {server.round}; with the data "
                     "at hand, result() gathers them"
@@ -134,7 +136,7 @@ class Run:
                 "data at hand, result() needs no such word"
             )
         example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-        return task_with(self.recipe, Absent(facts["clients"], example), facts)
+        return task_with(self.recipe, FederatedData.without_examples(facts["clients"], example), facts)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""

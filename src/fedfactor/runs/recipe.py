@@ -273,8 +273,7 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
         "capacities",
         lambda: Capacities(dict(zip(capacity.levels, capacity.shares, strict=True)), capacity.dynamic),
     )
-    _built(where, "method", lambda: parts["methods"].phases(train.epochs))
-    reason = parts["methods"].refuses(parts["optimizers"], parts["codecs"])
+    reason = parts["methods"].refuses(parts["optimizers"], parts["codecs"], train)
     if reason:
         raise RecipeError(f"{where}: {reason}")
     return Recipe(resolved, train, rounds, capacities, parts["methods"], parts["optimizers"], parts["codecs"])

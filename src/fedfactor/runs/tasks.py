@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedfactor.data import Dataset, counts, federated
 from fedfactor.data import load as load_data
@@ -77,7 +77,7 @@ def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
     options, builder = model_options(table, classes), builder_of(table["name"])
     if "width" in inspect.signature(builder).parameters:
         full = options.pop("width")  # what a capacity of 1 has
-        # Full width leaves what it is given alone: a `Multiple` counts channels, which a product would round anew.
+        # Full width leaves what it is given alone: a `Width` counts channels, which a product would round anew.
         return lambda width=1.0: _built(
             table["name"], builder, {**options, "width": width if full == 1 else full * width}
         )
@@ -89,21 +89,3 @@ def _built(name: str, builder: Callable[..., Any], options: Table) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise RunError(f"model {name!r} should build a torch.nn.Module, got a {type(found).__name__}")
     return found
-
-
-class Absent(FederatedData):
-    """The clients of a run whose data is not at hand: they can be counted, not asked."""
-
-    def __init__(self, clients: int, example: Tensor) -> None:
-        object.__setattr__(self, "_clients", clients)
-        object.__setattr__(self, "_example", example)
-
-    @property
-    def example(self) -> Tensor:
-        """An input of zeros, of the right shape and type."""
-        return cast(Tensor, self.__dict__["_example"])
-
-    @property
-    def clients(self) -> int:
-        """Number of clients in the population."""
-        return int(self.__dict__["_clients"])

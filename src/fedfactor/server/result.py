@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from fedfactor.server.events import summary
-from fedfactor.server.federation import Federation, Server, private_sha256, weights_sha256
+from fedfactor.server.federation import Federation
+from fedfactor.server.state import Server, private_sha256, weights_sha256
 
 
 @dataclass

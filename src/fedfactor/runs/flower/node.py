@@ -33,7 +33,7 @@ from fedfactor.protocol.states import SHA256
 from fedfactor.rng import torch_rng
 from fedfactor.runs.recipe import Recipe, parse, resolve
 from fedfactor.runs.tasks import Facts, facts_of, setup_of, task_of, task_with
-from fedfactor.server.federation import LONGEST_REASON
+from fedfactor.server.dispatch import LONGEST_REASON
 
 Config = Mapping[str, Any]
 KNOWN = ("client", "capacity", "data", "data-options", "data-dir", "state-dir", "device", "threads")
@@ -169,7 +169,7 @@ def _task(text: str, own: bool, *, data: str, data_options: str, data_dir: str, 
             raise NodeError(f"the run's nodes take their parts of the recipe's data, so data = {data!r} cannot be")
         task, facts = task_of(recipe, data_dir or None)
     setup = setup_of(recipe, task)
-    setup.fit(recipe.capacities.levels)
+    setup.bind(recipe.capacities.levels)
     return setup, facts
 
 

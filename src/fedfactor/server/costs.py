@@ -1,0 +1,56 @@
+"""What a round costs: operations, bytes of plain FedAvg, seconds and energy of a link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fedfactor import cost
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.message import Message, encode
+from fedfactor.protocol.method import forward_passes
+from fedfactor.protocol.setup import Setup
+from fedfactor.rng import derive, seeded
+from fedfactor.task import like
+
+LINKS_MBPS = (2, 10, 50)
+
+
+class Costs:
+    """Counts operations and bytes of a run's clients; each network is counted once."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._macs: dict[tuple[str, float], float] = {}
+
+    def macs(self, capacity: float, round: int = 0) -> float:
+        """Return the forward multiply-accumulates per training example of a client of this capacity in a round."""
+        setup = self._setup.at(round)
+        passes = forward_passes(setup.method, capacity).items()
+        return sum(count * self._forward_macs(setup, level) for level, count in passes)
+
+    def _forward_macs(self, setup: Setup, capacity: float) -> float:
+        """Count one pass of one example; a batch composes its weights once."""
+        key = repr(setup.method), capacity
+        if key not in self._macs:
+            network, data = setup.network(capacity).train(), setup.task.data
+            example = data.transform.test(data.train[0][: setup.training.batch])
+            first = next(iter(network.parameters()), torch.empty(0))
+            self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+        return self._macs[key]
+
+    def dense_bytes(self) -> int:
+        """Return what a client of plain FedAvg would move per round, down and up, in messages like a round's."""
+        setup = self._setup
+        with seeded(derive(setup.training.seed, "init")):  # the values do not matter, but no generator may move
+            tensors = tensors_of(setup.task.build())
+        fields = {"client": 0, "round": 0, "capacity": 1.0, "lr": setup.training.lr, "test": False}
+        message = Message("train", fields, {f"model/{name}": tensor for name, tensor in tensors.items()})
+        return 2 * len(encode(message))
+
+
+def link_costs(moved: int, busy: float, clients: int, joules_per_byte: float | None) -> dict[str, Any]:
+    """Return the seconds of a round on slow links, and its energy where the recipe says what a byte costs."""
+    seconds = {f"{mbps}": busy + cost.link_seconds(moved / clients, mbps, transfers=1) for mbps in LINKS_MBPS}
+    return {"link_seconds": seconds} | ({} if joules_per_byte is None else {"joules": joules_per_byte * moved})

@@ -1,0 +1,198 @@
+"""Sends clients their jobs through the engine, and collects what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfactor.profile import span
+from fedfactor.protocol.coding import code_down, decode_down, prefixed
+from fedfactor.protocol.engine import Done, Engine, Job
+from fedfactor.protocol.message import BadMessage, Bytes, Message, Parcel, decode
+from fedfactor.protocol.method import Participant
+from fedfactor.protocol.places import Places
+from fedfactor.protocol.plan import Reply, Tensors, pull
+from fedfactor.protocol.settings import Capacities, Rounds
+from fedfactor.protocol.setup import Setup
+from fedfactor.protocol.states import HeldTensors, States
+from fedfactor.protocol.validation import SentJob, check_report, check_statistics, check_upload
+from fedfactor.rng import torch_rng
+from fedfactor.server.state import Server
+
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client whose update was not used, and why."""
+
+    client: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        # Parts of a reason may come from the client.
+        object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])
+
+
+@dataclass
+class Answers:
+    """What came back from the clients of a round that were asked to train."""
+
+    replies: list[Reply] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """The plain fields of each reply, in the same order."""
+    failures: list[Failure] = field(default_factory=list)
+    states: dict[int, Bytes] = field(default_factory=dict)
+    """New states of the clients whose replies are used."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    busy: float = 0.0
+    """Seconds that the slowest client worked."""
+    late: int = 0
+    """Answers to jobs of earlier rounds, which are dropped."""
+
+
+@dataclass
+class Gathered:
+    """What came back from clients that were asked to evaluate or to calibrate."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    """Valid answers by client, in ascending order."""
+    moved: int = 0
+    """Bytes in both directions."""
+    bad: int = 0
+    """Answers that were not valid."""
+
+
+class Dispatch:
+    """The clients of a run as the server reaches them."""
+
+    def __init__(self, setup: Setup, rounds: Rounds, capacities: Capacities, engine: Engine) -> None:
+        self._setup, self._rounds, self._capacities, self._engine = setup, rounds, capacities, engine
+        self._levels = capacities.assign(setup.training.seed, setup.task.data.clients)
+        keep = setup.optimizer.keeps_state or setup.codec.keeps_state
+        self._sizes_change = keep and setup.method.traits.adapts and capacities.dynamic
+        """Whether clients keep tensors whose sizes change between rounds."""
+
+    def participant(self, client: int, round: int) -> Participant:
+        """Return a client with the capacity it has in a round."""
+        if self._capacities.dynamic:
+            level = self._capacities.redraw(self._setup.training.seed, round, client)
+        else:
+            level = self._capacities.levels[self._levels[client]]
+        return Participant(client, level, round)
+
+    def jobs(
+        self,
+        kind: str,
+        server: Server,
+        view: Tensors,
+        clients: Iterable[Participant],
+        store: States,
+        sent: dict[int, SentJob] | None = None,
+    ) -> Iterator[Job]:
+        """Make each client's message when the engine is ready for it; note in `sent` what the reply must fit."""
+        setup, training, round = self._setup.at(server.round), self._setup.training, server.round
+        held = HeldTensors(store, "server")
+        broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
+        for who in clients:
+            network, trained = setup.network(who.capacity), setup.trained(who.capacity)
+            rng = torch_rng(training.seed, "plan", round, who.client) if kind == "train" else None
+            with span("server algebra"):
+                plan = setup.method.plan(view, who, network, rng)
+                down = setup.method.download(view, who, plan, held, network)
+            coded = code_down(setup.codec, trained, down)
+            extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
+            fields: dict[str, Any] = {"client": who.client, "round": round, "capacity": who.capacity}
+            fields["lr"] = training.rate(round, self._rounds.rounds)
+            fields["test"] = kind == "train" and self._rounds.due(round + 1)
+            if kind == "train" and self._sizes_change:
+                fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
+            parcel = Parcel(Message(kind, fields, prefixed("model", coded) | prefixed("extra", extras)))
+            if sent is not None:
+                reference = decode_down(setup.codec, trained, coded)
+                sent[who.client] = SentJob(who, plan, reference, extras, len(parcel))
+            yield Job(who.client, parcel, store.read("client", who.client))
+
+    def train(
+        self,
+        server: Server,
+        view: Tensors,
+        cohort: Sequence[Participant],
+        store: States,
+        work: Callable[[Participant], float],
+        on_event: Callable[[dict[str, Any]], None],
+    ) -> Answers:
+        """Have the cohort train. Replies stand in the cohort's order, whatever order they came in.
+
+        `work` estimates the length of a client's job: the longest go first, so that none of them is left for the end.
+        """
+        sent: dict[int, SentJob] = {}
+        outcomes: dict[int, tuple[Reply, dict[str, Any]] | Failure] = {}
+        answers, t = Answers(), server.round
+        jobs = self.jobs("train", server, view, sorted(cohort, key=lambda who: -work(who)), store, sent)
+        for done in self._engine.run(self._setup, jobs):
+            if done.late:
+                answers.late += 1
+                continue
+            if done.client not in sent or done.client in outcomes:
+                answers.failures.append(Failure(done.client, "was not asked in this round, or answered twice"))
+                continue
+            answers.bytes_up += len(done.reply or b"")
+            answers.busy = max(answers.busy, done.seconds)
+            outcome = outcomes[done.client] = self._accept(done, sent[done.client], t)
+            if not isinstance(outcome, Failure) and done.state is not None:
+                answers.states[done.client] = done.state
+            failed = outcome.reason if isinstance(outcome, Failure) else None
+            on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": len(cohort)})
+        answers.bytes_down = sum(one.length for one in sent.values())
+        for who in cohort:
+            outcome = outcomes.get(who.client, Failure(who.client, "did not answer"))
+            if isinstance(outcome, Failure):
+                answers.failures.append(outcome)
+            else:
+                answers.replies.append(outcome[0])
+                answers.reports.append(outcome[1])
+        return answers
+
+    def _accept(self, done: Done, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]] | Failure:
+        """Decode and validate one reply; whatever is wrong with it costs this client's update only."""
+        if done.reply is None:
+            return Failure(done.client, done.failure)
+        try:
+            return check_upload(self._setup.at(round), decode(done.reply), sent, round)
+        except BadMessage as error:
+            return Failure(done.client, str(error))
+
+    def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
+        """Have clients evaluate or calibrate the server's model as it is, and return the valid answers."""
+        setup = self._setup.at(server.round)
+        networks = {who.capacity: setup.network(who.capacity) for who in clients}
+        view = setup.method.prepare(server.tensors, networks, training=False)
+        asked, gathered = {who.client: who for who in clients}, Gathered()
+
+        def counted(jobs: Iterator[Job]) -> Iterator[Job]:
+            for job in jobs:
+                gathered.moved += len(job.parcel)
+                yield job
+
+        for done in self._engine.run(self._setup, counted(self.jobs(kind, server, view, clients, store))):
+            if done.late:
+                continue
+            gathered.moved += len(done.reply or b"")
+            try:
+                if done.client not in asked:
+                    raise BadMessage("was not asked")
+                message = decode(done.reply or b"")
+                check_report(answer, message, asked[done.client], server.round)
+                if answer == "calibrated":
+                    check_statistics(message, setup.network(asked[done.client].capacity))
+            except BadMessage:
+                gathered.bad += 1
+                continue
+            gathered.messages[done.client] = message
+        if not gathered.messages:
+            raise RuntimeError(f"no client gave a valid answer to a job of kind {kind!r}")
+        gathered.messages = dict(sorted(gathered.messages.items()))
+        return gathered

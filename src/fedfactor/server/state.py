@@ -1,0 +1,65 @@
+"""What the server carries from one round to the next, and the hashes that identify it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedfactor.protocol.coding import prefixed, sections
+from fedfactor.protocol.message import Bytes, Message, decode, encode
+from fedfactor.protocol.optimizer import State
+from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.states import States, state_sha256
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server after a number of rounds."""
+
+    round: int
+    tensors: Tensors
+    optimizer: State
+    totals: dict[str, float] = field(default_factory=dict)
+    statistics: dict[float, Tensors] = field(default_factory=dict)
+    """Norm statistics by capacity, where they were gathered from the clients for this round."""
+
+    def to_bytes(self) -> Bytes:
+        """Encode tensors, optimizer state and statistics."""
+        tensors = prefixed("model", self.tensors)
+        for kind, own in self.optimizer.items():
+            tensors |= prefixed(f"optimizer/{kind}", own)
+        for level, own in self.statistics.items():
+            tensors |= prefixed(f"norms/{level!r}", own)
+        return encode(Message("server", {"kinds": sorted(self.optimizer)}, tensors))
+
+    @classmethod
+    def from_bytes(cls, data: Bytes, info: dict[str, Any]) -> Server:
+        """Decode what `to_bytes` wrote."""
+        message = decode(data)
+        found = sections(message.tensors)
+        kinds = sections(found.get("optimizer", {}))
+        optimizer = {kind: kinds.get(kind, {}) for kind in message.fields["kinds"]}
+        statistics = {float(level): tensors for level, tensors in sections(found.get("norms", {})).items()}
+        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics)
+
+
+def weights_sha256(tensors: Tensors) -> str:
+    """Hash tensors in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def private_sha256(store: States) -> str:
+    """Hash the hashes of all clients' committed states in the order of the clients, wherever the states are."""
+    digest = hashlib.sha256()
+    for section in ("client", "server"):
+        for client in store.clients(section):
+            digest.update(f"{section}:{client}:{state_sha256(store.read(section, client) or b'')}\n".encode())
+    return digest.hexdigest()
