@@ -44,14 +44,15 @@ def measure(method: Method, levels: tuple[float, ...], options: dict[str, object
     def build(width: float = 1.0) -> nn.Module:
         return models.build("resnet18", width=width, **options)
 
-    method = method.fitted(levels)
     data = FederatedData((torch.randn(CLIENTS, 3, 32, 32), torch.arange(CLIENTS) % 10), [torch.arange(CLIENTS)])
     setup = Setup(Task(build, data), method, FedAvgOptimizer(), Float32(), Training())
-    server = method.start(setup.network, levels)
+    setup.bind(levels)
+    method = setup.method
+    server = method.start(setup.network)
     cohort = [Participant(client, levels[client % len(levels)], 0) for client in range(CLIENTS)]
 
     def plans() -> tuple[Tensors, list[Reply]]:
-        view = method.prepare(server, {level: setup.network(level) for level in levels})
+        view = method.prepare(server, {level: setup.network(level) for level in levels}, training=True)
         replies = []
         for who in cohort:
             network = setup.network(who.capacity)

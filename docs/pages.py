@@ -88,7 +88,7 @@ def said(cls: type) -> Said:
     """Sort the paragraphs of a class's docstring."""
     summary, *rest = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     found: dict[str, list[str]] = defaultdict(list)
-    heads = {"Deviations:": "deviations", "Definition not re-read": "source", "Use it": "use"}
+    heads = {"Deviations:": "deviations", "Follows": "source", "Use it": "use"}
     for paragraph in rest:
         found[next((kind for head, kind in heads.items() if paragraph.startswith(head)), "body")].append(
             _sentence(prose(paragraph.removeprefix("Deviations:")))
@@ -180,10 +180,14 @@ def method_page(entry: Entry) -> str:
     parts += ["## Fields", fields(entry), in_a_recipe(entry)]
     alike = {"samples": "by their number of examples", "uniform": "all alike"}
     facts = [
-        f"clients count {alike.get(method.weighting, prose(method.weighting))}",
-        "weaker clients get a smaller network" if method.adapts else "everybody has the same network",
-        *(["every client has a model of its own on the server"] if method.space == "personal" else []),
-        *(["statistics of norms are gathered from the clients before a model is used"] if method.calibrates else []),
+        f"clients count {alike.get(method.traits.weighting, prose(method.traits.weighting))}",
+        "weaker clients get a smaller network" if method.traits.adapts else "everybody has the same network",
+        *(["every client has a model of its own on the server"] if method.traits.space == "personal" else []),
+        *(
+            ["statistics of norms are gathered from the clients before a model is used"]
+            if method.traits.calibrates
+            else []
+        ),
         *(refusals(method) or ["goes with every optimizer and codec"]),
     ]
     parts += ["## In short", "\n".join(f"- {fact}" for fact in facts)]

@@ -66,7 +66,7 @@ def test_sizes_are_those_of_a_real_round(method: str) -> None:
     for level in (1.0, 0.5):
         size = gauge.size(ready, level)
         assert size.parameters == sum(p.numel() for p in setup.network(level).parameters())
-        assert size.macs == pytest.approx(result.federation.evaluator.macs(level))
+        assert size.macs == pytest.approx(result.federation.costs.macs(level))
 
 
 def test_memory_by_hand() -> None:

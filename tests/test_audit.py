@@ -61,9 +61,10 @@ def made(folder: Path, keep: list[int], **sections: Any) -> Path:
 
 def job_of(result: Result, client: int) -> Job:
     federation, server = result.federation, result.server
-    who = federation.participant(client, server.round)
-    view = federation.setup.method.prepare(server.tensors, {who.capacity: federation.setup.network(who.capacity)})
-    return next(federation.jobs("train", server, view, [who]))
+    who = federation.dispatch.participant(client, server.round)
+    networks = {who.capacity: federation.setup.network(who.capacity)}
+    view = federation.setup.method.prepare(server.tensors, networks, training=True)
+    return next(federation.dispatch.jobs("train", server, view, [who], federation.store))
 
 
 def pictures_of(result: Result, client: int, count: int) -> tuple[Tensor, Tensor]:

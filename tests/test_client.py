@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedfactor.client.descent import Descent
 from fedfactor.client.work import batches
 from fedfactor.data.clients import FederatedData
+from fedfactor.protocol.method import Group
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
@@ -31,7 +32,7 @@ def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_
     ours = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     theirs = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     training = Training(momentum=momentum, weight_decay=weight_decay)
-    descent = Descent(setup(training), nn.Identity(), ours, lr=0.1)
+    descent = Descent(training, [Group(["a", "b", "late"])], ours, lr=0.1)
     # An optimizer each, since torch's fused one does not take parameters whose momentum starts at different times.
     plain = [
         torch.optim.SGD([p], lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True) for p in theirs.values()

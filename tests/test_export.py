@@ -57,14 +57,14 @@ def filled(path: Path) -> Tiny:
 def test_every_method_has_a_model_to_take_away_or_says_why_not(method: str, tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", f"method.name={method}")
     opened, out, x = fedfactor.load(folder), tmp_path / "model.safetensors", torch.randn(5, 1, 8, 8)
-    if not opened.recipe.method.plain:
+    if not opened.recipe.method.traits.plain:
         with pytest.raises(ExportError, match="weights depend on the batch"):
             export(folder, out, client=0)
         return
     result = opened.result()
-    method_now, network = result.federation.setup.at(2).method, result.federation.setup.network(1.0)
+    method_now = result.federation.setup.at(2).method
     wanted: list[dict[str, Any]] = [{"client": client} for client in (0, 5)]
-    if method_now.has_global_model(network):
+    if result.federation.setup.has_global_model:
         wanted += [{"capacity": level} for level in method_now.served([1.0, 0.5])]
     else:
         with pytest.raises(ExportError, match=f"{method} has no server's model: .*--client 0 to 5"):
@@ -158,7 +158,7 @@ def test_a_kept_round(tmp_path: Path) -> None:
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     folder, out = trained(tmp_path / "run", "method.name=heterofl"), tmp_path / "model.safetensors"
-    capacity = fedfactor.load(folder).result().federation.participant(2, 2).capacity
+    capacity = fedfactor.load(folder).result().federation.dispatch.participant(2, 2).capacity
     for words, changes in (
         (r"there is no client 6: the run has 6, counted from 0", {"client": 6}),
         (r"capacity 0\.75 was not trained; there is 1, 0\.5", {"capacity": 0.75}),

@@ -21,7 +21,8 @@ from fedfactor.optimizers import FedProx
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.registry import create
-from fedfactor.server.federation import Diverged, Federation, QuorumLost, Server, weights_sha256
+from fedfactor.server.federation import Diverged, Federation, QuorumLost
+from fedfactor.server.state import Server, weights_sha256
 from tests.conformance.tiny import CODECS, METHODS, OPTIMIZERS, Recording, Tampering, Tiny, data, refusal, run
 
 # 0. Any combination runs, or is refused with its reason.
@@ -43,7 +44,7 @@ def test_every_combination_runs_or_is_refused(method: str, optimizer: str, codec
     result = run(method, optimizer=optimizer, codec=codec, data=data(even=False))
     assert result.summary["totals"]["failures"] == 0
     start, setup = weights_sha256(run(method, rounds=0).server.tensors), result.federation.setup
-    if setup.method.space == "personal" or not result.server.tensors:  # the models are with the clients
+    if setup.method.traits.space == "personal" or not result.server.tensors:  # the models are with the clients
         assert result.federation.store.clients("client")
     else:
         assert weights_sha256(result.server.tensors) != start
@@ -208,7 +209,7 @@ def test_a_mean_is_over_the_clients_of_the_round(method: str) -> None:
     result = run(method, engine=engine, capacities=None, evaluate_clients="none")
     last = [decode(m) for m in engine.up if decode(m).kind == "trained" and decode(m).fields["round"] == 1]
     assert {message.fields["client"] for message in last} == set(result.history[-1]["cohort"])
-    if result.federation.setup.method.space != "slice" or method == "local":
+    if result.federation.setup.method.traits.space != "slice" or method == "local":
         return
     server = {name.removesuffix("@1"): tensor for name, tensor in result.server.tensors.items()}  # FLANC's full width
     sent = [sections(message.tensors)["model"] for message in last]
@@ -378,13 +379,13 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
 def _as_the_client_has_it(federation: Federation, server: Server, who: Participant) -> torch.nn.Module:
     """Fill a client's network the long way: through the bytes of a job and of its state."""
     setup = federation.setup
-    view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)})
-    (job,) = federation.jobs("evaluate", server, view, [who])
+    view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)}, training=False)
+    (job,) = federation.dispatch.jobs("evaluate", server, view, [who], federation.store)
     network = copy.deepcopy(setup.network(who.capacity))
     kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
-    setup.method.use(network, sections(decode(job.message).tensors).get("model", {}), kept)
-    if setup.method.calibrates:
-        with_statistics(network, federation.evaluator._statistics(server, who.capacity))
+    setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept, training=False)
+    if setup.method.traits.calibrates:
+        with_statistics(network, federation.calibration(server).at(who.capacity))
     return network
 
 
@@ -395,9 +396,9 @@ def test_deployed_models_are_plain_and_compute_the_same(method: str) -> None:
     x = torch.randn(7, 1, 8, 8)
     for client in range(6):
         plain = result.client_model(client).eval()
-        if federation.setup.method.plain:
+        if federation.setup.method.traits.plain:
             assert all(type(module).__module__.startswith(("torch.", "tests.")) for module in plain.modules())
-        who = federation.participant(client, result.server.round)
+        who = federation.dispatch.participant(client, result.server.round)
         network = _as_the_client_has_it(federation, result.server, who)
         torch.testing.assert_close(plain(x), network.eval()(x), rtol=1e-4, atol=1e-5)
     for level in (1.0, 0.5):

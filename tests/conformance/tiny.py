@@ -14,9 +14,12 @@ import fedfactor
 from fedfactor.data import digits
 from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Done, Inline, Job
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.settings import Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create, entries
 from fedfactor.server.result import Result
+from fedfactor.task import Task
 
 METHODS = list(entries("methods"))
 OPTIMIZERS = list(entries("optimizers"))
@@ -55,6 +58,11 @@ def data(even: bool = True) -> FederatedData:
     return FederatedData(whole.train, parts, whole.central, own)
 
 
+def task() -> Task:
+    """The tiny network on the tiny data."""
+    return Task(Tiny, data())
+
+
 def run(method: Any = "fedavg", **settings: Any) -> Result:
     """Run two rounds of three out of six clients; every setting can be changed."""
     chosen: dict[str, Any] = {
@@ -70,11 +78,14 @@ def _epochs(method: Any) -> int:
     """One epoch, or two for a method that splits them."""
     if isinstance(method, type):  # a mistake that `simulate` explains
         return 1
-    try:
-        (create("methods", method) if isinstance(method, str) else method).phases(1)
-    except ValueError:
-        return 2
-    return 1
+    made = create("methods", method) if isinstance(method, str) else method
+    return 2 if made.refuses(create("optimizers", "fedavg"), create("codecs", "float32"), Training(epochs=1)) else 1
+
+
+def decaying(method: Method, network: nn.Module) -> dict[str, bool]:
+    """Return on which parameters weight decay acts."""
+    (phase,) = method.phases(network, 1)
+    return {name: group.weight_decay for group in phase.groups for name in group.names}
 
 
 def refusal(method: str, optimizer: str, codec: str) -> str | None:

@@ -167,7 +167,7 @@ def test_capacities_are_the_nodes_own(tmp_path: Path) -> None:
     result = Deployment(tmp_path, chosen, configs=configs).serve()
     event = result.history[-1]
     found = dict(zip(event["cohort"], event["capacities"], strict=True))
-    drawn = run_inline(chosen).federation.participant(3, 0).capacity
+    drawn = run_inline(chosen).federation.dispatch.participant(3, 0).capacity
     assert found == {0: 0.5, 1: 1.0, 2: 0.5, 3: drawn}
     # What a node says later does not change a run that has begun.
     configs[0]["capacity"] = 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.protocol.states import Elsewhere, at_hand, receipt, receipt_sha256, state_sha256
-from fedfactor.server.federation import private_sha256
+from fedfactor.server.state import private_sha256
 from fedfactor.server.store import MemoryStore
 
 

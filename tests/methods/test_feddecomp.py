@@ -147,10 +147,11 @@ def test_of_a_transformer_attention_and_classifier_are_decomposed() -> None:
 
 
 def test_epochs_that_cannot_be_split_are_refused() -> None:
-    assert [phase.epochs for phase in FedDecomp().phases(5)] == [2, 3]
-    assert [phase.epochs for phase in FedDecomp().phases(2)] == [1, 1]
-    assert [phase.epochs for phase in FedDecomp(lora_epochs=5).phases(5)] == [5, 0]
-    with pytest.raises(ValueError, match=r"trains in two parts, but a round has one epoch: give two, or lora_epochs"):
+    network = FedDecomp().network(Tiny, 1.0)
+    assert [phase.epochs for phase in FedDecomp().phases(network, 5)] == [2, 3]
+    assert [phase.epochs for phase in FedDecomp().phases(network, 2)] == [1, 1]
+    assert [phase.epochs for phase in FedDecomp(lora_epochs=5).phases(network, 5)] == [5, 0]
+    with pytest.raises(ValueError, match=r"trains in two phases, but a round has one epoch: set two, or lora_epochs"):
         run(FedDecomp(), epochs=1)
     with pytest.raises(RecipeError, match=r"lora_epochs must lie in \[0, 5\].* got 6"):
         resolve(
@@ -163,7 +164,7 @@ def test_epochs_that_cannot_be_split_are_refused() -> None:
         )
 
 
-def test_a_models_own_parameter_called_a_is_refused() -> None:
+def test_a_models_own_parameter_called_a_is_no_factor_but_shared() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -172,8 +173,8 @@ def test_a_models_own_parameter_called_a_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.a * self.fc(x.flatten(1))
 
-    with pytest.raises(ValueError, match="give the model's own 'a' another name"):
-        run(FedDecomp(), model=Named)
+    result = run(FedDecomp(), model=Named)
+    assert float(result.server.tensors["a"]) != 1.0 and "a" not in result.federation.setup.kept(1.0)
 
 
 def test_figure_6_and_table_6_are_observed() -> None:

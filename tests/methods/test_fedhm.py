@@ -14,7 +14,7 @@ from fedfactor.nn import factor_weights
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
-from tests.conformance.tiny import run
+from tests.conformance.tiny import decaying, run
 from tests.methods.test_heterofl import Text, skewed
 
 
@@ -39,7 +39,7 @@ def test_low_rank_clients_get_the_leading_components() -> None:
     setup, server = result.federation.setup, result.server.tensors
     small = setup.network(0.5)
     assert set(factor_weights(small)) == {"conv2", "hidden"}  # conv1 is the first layer, fc the classifier
-    view = setup.method.prepare(server, {0.5: small, 1.0: setup.network(1.0)})
+    view = setup.method.prepare(server, {0.5: small, 1.0: setup.network(1.0)}, training=True)
     u, s, vh = torch.linalg.svd(server["hidden.weight"])
     rank = 16
     best = (u[:, :rank] * s[:rank]) @ vh[:rank]
@@ -81,9 +81,9 @@ def test_what_truncation_cut_off_stays_on_the_server_unless_literal() -> None:
 
 def test_frobenius_decay_takes_the_place_of_weight_decay_on_factors() -> None:
     network = run(FedHM(), rounds=0).federation.setup.network(0.5)
-    decays = {name: FedHM().decays(name, network) for name, _ in network.named_parameters()}
+    decays = decaying(FedHM(), network)
     assert not decays["hidden.u"] and not decays["conv2.v"] and decays["hidden.bias"] and decays["fc.weight"]
-    assert all(FedHM(frobenius=False).decays(name, network) for name in decays)
+    assert all(decaying(FedHM(frobenius=False), network).values())
     settings = {"weight_decay": 0.1, "capacities": {0.5: 1.0}}
     assert (
         run(FedHM(), **settings).summary["weights_sha256"]

@@ -13,8 +13,8 @@ from fedfactor.methods import FjORD, Participant
 from fedfactor.methods.nested import Nested
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Reply, holders_mean, pull
-from fedfactor.server.federation import weights_sha256
-from tests.conformance.tiny import run
+from fedfactor.server.state import weights_sha256
+from tests.conformance.tiny import run, task
 from tests.methods.test_heterofl import Text
 
 
@@ -40,7 +40,7 @@ def test_two_clients_by_hand() -> None:
     def build(width: float) -> nn.Module:
         return nn.Sequential(nn.Linear(1, int(4 * width), bias=False), nn.BatchNorm1d(int(4 * width), affine=False))
 
-    method = FjORD().fitted([1.0, 0.5])
+    method = FjORD().bind(task(), [1.0, 0.5])
     server = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(method.network(build, 1.0)).items()}
     replies = []
     for capacity, samples, value in ((0.5, 1, 1.0), (1.0, 3, 5.0)):
@@ -67,7 +67,7 @@ def test_overwriting_from_large_to_small_is_the_mean_over_holders() -> None:
             super().__init__()
             self.w = nn.Parameter(torch.zeros(int(4 * width), int(4 * width)))
 
-    method, replies = FjORD().fitted(levels), []
+    method, replies = FjORD().bind(task(), levels), []
     for capacity, samples in ((0.5, 2), (1.0, 1), (0.75, 5), (0.75, 1)):
         plan = method.plan(server, Participant(0, capacity, 0), method.network(Square, capacity), None)
         down = pull(server, plan)
@@ -85,7 +85,7 @@ def test_overwriting_from_large_to_small_is_the_mean_over_holders() -> None:
 def test_distillation_by_its_definition() -> None:
     """The widest network's cross entropy plus the drawn one's divergence from it; gradients add up."""
     setup = run(FjORD(), rounds=0).federation.setup
-    method = FjORD(distill=True).fitted([1.0, 0.5])
+    method = FjORD(distill=True).bind(task(), [1.0, 0.5])
     network = setup.network(1.0)
     assert isinstance(network, Nested)
     x, y = (part[:8] for part in setup.task.data.of(0))
@@ -112,11 +112,11 @@ def test_distillation_by_its_definition() -> None:
 def test_options_act_and_passes_are_counted() -> None:
     plain, taught = run(FjORD()), run(FjORD(distill=True))
     assert plain.summary["weights_sha256"] != taught.summary["weights_sha256"]
-    evaluator, setup = plain.federation.evaluator, plain.federation.setup
-    full, half = evaluator._forward_macs(setup, 1.0), evaluator._forward_macs(setup, 0.5)
+    costs, setup = plain.federation.costs, plain.federation.setup
+    full, half = costs._forward_macs(setup, 1.0), costs._forward_macs(setup, 0.5)
     assert half < full
-    assert evaluator.macs(1.0) == (full + half) / 2 and evaluator.macs(0.5) == half
-    assert taught.federation.evaluator.macs(1.0) == full + (full + half) / 2
+    assert costs.macs(1.0) == (full + half) / 2 and costs.macs(0.5) == half
+    assert taught.federation.costs.macs(1.0) == full + (full + half) / 2
 
 
 def test_with_one_width_it_is_fedavg() -> None:

@@ -14,7 +14,7 @@ from fedfactor.methods import FLANC, Participant
 from fedfactor.nn import factor_weights, factorize
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Reply, pull
-from tests.conformance.tiny import Tiny, data, run
+from tests.conformance.tiny import Tiny, data, run, task
 from tests.methods.test_heterofl import Text
 
 WIDTHS = (1.0, 0.75, 0.5, 0.25)
@@ -33,21 +33,21 @@ LSTM = {"lstm": (32, 30)}
 def test_clients_have_as_many_parameters_as_table_1_says(
     model: str, options: dict[str, Any], bases: dict[str, tuple[int, int]], counts: list[int]
 ) -> None:
-    method = FLANC(bases=bases).fitted(WIDTHS)
+    method = FLANC(bases=bases).bind(task(), WIDTHS)
     for width, count in zip(reversed(WIDTHS), counts, strict=True):
         network = method.network(lambda w: models.build(model, width=w, **options), width)
         assert sum(p.numel() for p in network.parameters()) == count
 
 
 def test_a_recurrent_network_has_the_table_s_gates() -> None:
-    method = FLANC(bases=LSTM).fitted(WIDTHS)
+    method = FLANC(bases=LSTM).bind(task(), WIDTHS)
     lstm = method.network(lambda w: models.build("rnn_shakespeare", width=w), 0.25).get_submodule("lstm")
     counts = {name: p.numel() for name, p in lstm.named_parameters()}
     assert sum(counts.values()) - counts["bias_hh_l0"] == 48_256  # 48 K; torch has a second bias
 
 
 def test_r1_is_a_common_divisor_and_r2_a_share() -> None:
-    method = FLANC().fitted((1.0, 0.5))
+    method = FLANC().bind(task(), (1.0, 0.5))
     bases = {n: (w.scheme.r1, w.scheme.r2) for n, w in factor_weights(method.network(Tiny, 0.5)).items()}
     # conv2: inputs 8 and 4, half of 4 is 2; outputs 16. hidden: inputs 256 and 128, half is 64; outputs 32.
     assert bases == {"conv2": (2, 4), "hidden": (64, 8)}
@@ -57,12 +57,12 @@ def test_r1_is_a_common_divisor_and_r2_a_share() -> None:
 
 
 def test_bases_can_be_set_and_must_divide() -> None:
-    method = FLANC(bases={"conv2": (4, 7)}).fitted((1.0, 0.5))
+    method = FLANC(bases={"conv2": (4, 7)}).bind(task(), (1.0, 0.5))
     assert factor_weights(method.network(Tiny, 1.0))["conv2"].factors["v"].shape == (7, 4, 3, 3)
     with pytest.raises(ValueError, match=r"layer 'conv2' .*r1 must divide the 8 inputs, got 3"):
-        FLANC(bases={"conv2": (3, 7)}).fitted((1.0, 0.5)).network(Tiny, 1.0)
+        FLANC(bases={"conv2": (3, 7)}).bind(task(), (1.0, 0.5)).network(Tiny, 1.0)
     with pytest.raises(ValueError, match=r"capacity 0\.5 need that width"):
-        FLANC(widths=(1.0,)).fitted((1.0, 0.5))
+        FLANC(widths=(1.0,)).bind(task(), (1.0, 0.5))
     with pytest.raises(ValueError, match="no inner layer to compose"):
         run("flanc", model=lambda width=1.0: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
 
@@ -80,9 +80,9 @@ class Small(nn.Module):
 
 
 def test_eq_4_averages_the_basis_over_all_and_the_rest_within_a_width() -> None:
-    method = FLANC(bases={"inner": (2, 1)}).fitted((1.0, 0.5, 0.25))
+    method = FLANC(bases={"inner": (2, 1)}).bind(task(), (1.0, 0.5, 0.25))
     networks = {width: method.network(Small, width) for width in method.widths}
-    server = method.start(networks.__getitem__, method.widths)
+    server = method.start(networks.__getitem__)
     assert set(server) == {"inner.v"} | {f"{n}@{w:g}" for n in ("inner.u", "fc.weight") for w in method.widths}
     server = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
 
@@ -156,7 +156,7 @@ def test_widths_without_a_common_divisor_leave_a_layer_dense() -> None:
     def build(width: float) -> nn.Module:
         return models.build("cnn4", width=width)
 
-    odd = FLANC().fitted((1.0, 0.64, 0.35))
+    odd = FLANC().bind(task(), (1.0, 0.64, 0.35))
     assert set(factor_weights(odd.network(build, 0.64))) == {"conv1"}  # conv2's inputs are 128, 82 and 45
     with pytest.raises(ValueError, match=r"no network of width 0\.3: the run's widths are 1, 0\.5"):
         run("flanc", rounds=0).model_at(0.3)

@@ -88,7 +88,7 @@ def test_the_scaler_with_tracked_statistics_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Scaler changes what 'bn1' gets .* set static_norm = true, or scaler = fa"):
         run(HeteroFL(static_norm=False))
     group = nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 10))
-    HeteroFL(static_norm=False).check(Task(group, data()), group)  # nothing tracked, nothing wrong
+    HeteroFL(static_norm=False).network(lambda width: group, 1.0)  # nothing tracked, nothing wrong
 
 
 def test_masked_cross_entropy_by_hand() -> None:

@@ -12,26 +12,26 @@ import torch
 from torch import nn
 
 from fedfactor.engines import Done
-from fedfactor.methods import Method, Outcome
+from fedfactor.methods import Diagnostics, Method, ObservedRound, Traits
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import Message, decode, encode
 from tests.conformance.tiny import Tampering, run
 
 
 @dataclass(frozen=True)
-class Watched(Method):
+class Watched(Method, Diagnostics):
     """FedAvg that looks at everything there is to see."""
 
     name = "watched"
 
     @property
-    def reports(self) -> tuple[str, ...]:
-        return ("bias",)
+    def traits(self) -> Traits:
+        return Traits(reports=("bias",))
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         return {"bias": float(network.fc.bias.detach().norm())}
 
-    def observe(self, outcome: Outcome) -> dict[str, Any]:
+    def observe(self, outcome: ObservedRound) -> dict[str, Any]:
         key, first = "fc.bias", outcome.first()
         return {
             "round": outcome.round,
@@ -40,6 +40,13 @@ class Watched(Method):
             "sent": [float(reply.tensors[key].norm()) for reply in outcome.replies],
             "reported": [reply.figures["bias"] for reply in outcome.replies],
         }
+
+
+def test_a_hook_that_nothing_would_call_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Blind has hooks of Diagnostics: derive it from Diagnostics too"):
+        type("Blind", (Method,), {"observe": lambda self, observed: {}})
+    with pytest.raises(TypeError, match=r"Old\.private: methods have no such hook any more; use private_names"):
+        type("Old", (Method,), {"private": lambda self, name: True})
 
 
 def test_what_a_method_observes_is_in_the_rounds_event() -> None:

@@ -16,7 +16,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.server.result import Result
-from tests.conformance.tiny import Recording, run
+from tests.conformance.tiny import Recording, Tiny, run
 
 
 def kept(result: Result, client: int) -> dict[str, Tensor]:
@@ -73,9 +73,9 @@ def test_a_frozen_head_is_moved_by_neither_momentum_nor_decay() -> None:
 
 
 def test_fedreps_epochs() -> None:
-    assert [phase.epochs for phase in FedRep().phases(5)] == [4, 1]
-    assert [phase.epochs for phase in FedRep(head_epochs=2).phases(5)] == [2, 3]
-    with pytest.raises(ValueError, match="give two, or head_epochs = 0 or 1"):
+    assert [phase.epochs for phase in FedRep().phases(Tiny(), 5)] == [4, 1]
+    assert [phase.epochs for phase in FedRep(head_epochs=2).phases(Tiny(), 5)] == [2, 3]
+    with pytest.raises(ValueError, match="set two, or head_epochs = 0 or 1"):
         run("fedrep", epochs=1)
 
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedfactor.data.clients import FederatedData
 from fedfactor.methods import PFedGate
-from fedfactor.methods.pfedgate import Cut, Gated, SwitchNorm, chosen, cut
+from fedfactor.methods.gated import Cut, Gated, SwitchNorm, chosen, cut
 from fedfactor.protocol.message import decode
+from fedfactor.task import Task
 from tests.conformance.tiny import Recording, Tiny, run
 
 
@@ -132,8 +134,9 @@ def test_a_gate_at_rest_does_not_move() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
+    tokens = FederatedData.without_examples(1, torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match="inputs are tokens"):
-        PFedGate().sized(torch.zeros(3, dtype=torch.long))
+        PFedGate().bind(Task(nn.Identity(), tokens), [1.0])
     with pytest.raises(ValueError, match=r"budget must lie in \(0, 1\]"):
         PFedGate(budget=0.0)
     with pytest.raises(ValueError, match="pieces must be at least 1"):

@@ -17,7 +17,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.rng import torch_rng
 from fedfactor.runs.tasks import model_factory
-from tests.conformance.tiny import Tiny, run
+from tests.conformance.tiny import Tiny, decaying, run
 from tests.methods.test_heterofl import Text
 
 
@@ -64,15 +64,15 @@ def test_a_recurrent_sub_model_is_cut_within_its_gates() -> None:
 
     method = PriSM()
     networks = {keep: method.network(build, keep) for keep in (1.0, 0.5)}
-    server = method.start(networks.__getitem__, (1.0, 0.5))
-    view = method.prepare(server, networks)
+    server = method.start(networks.__getitem__)
+    view = method.prepare(server, networks, training=True)
     plan = method.plan(view, Participant(0, 0.5, 0), networks[0.5], torch.Generator().manual_seed(3))
     rows = [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]
     assert plan["lstm.weight_hh_l0.u"].index[0].tolist() == plan["lstm.bias_ih_l0"].index[0].tolist() == rows
     down = pull(view, plan)
     assert down["lstm.weight_hh_l0.u"].shape == (16, 4) and down["lstm.weight_hh_l0.v"].shape == (4, 4)
     assert down["lstm.weight_ih_l0.u"].shape == (16, 3) and down["lstm.weight_ih_l0.v"].shape == (3, 6)
-    method.load(networks[0.5], down, {})
+    method.load(networks[0.5], down, {}, training=True)
     assert networks[0.5](torch.randint(11, (2, 5))).shape == (2, 1)
 
 
@@ -116,8 +116,8 @@ def test_small_clients_sample_more_sharply_and_dead_kernels_come_last() -> None:
 
 def test_layers_and_clients_draw_independently_and_orthdrop_never() -> None:
     network, method = PriSM().network(Tiny, 0.5), PriSM(kappa=0.5)
-    server = method.start(lambda _: method.network(Tiny, 1.0), (1.0,))
-    view = method.prepare(server, {0.5: network})
+    server = method.start(lambda _: method.network(Tiny, 1.0))
+    view = method.prepare(server, {0.5: network}, training=True)
 
     def kernels(method: PriSM, seed: int) -> list[list[int]]:
         plan = method.plan(view, Participant(seed, 0.5, 0), network, torch.Generator().manual_seed(seed))
@@ -134,8 +134,9 @@ def test_layers_and_clients_draw_independently_and_orthdrop_never() -> None:
     error = (alone[0] * (1 - alone[0])).sqrt().outer((alone[1] * (1 - alone[1])).sqrt()) / draws**0.5
     assert ((together - alone[0].outer(alone[1])).abs() <= 4.2 * error).all()  # 512 pairs: 1 in 70 by chance; seeded
     assert kernels(OrthDrop(), 1) == kernels(OrthDrop(), 2) == [list(range(8)), list(range(16))]
-    used = method.plan(view, Participant(0, 0.5, 0), network, None)  # to be used, not trained: the leading ones
-    assert used["conv2.v"].index[0] == 8
+    # Where a model is used, not trained, nothing is drawn: its channels' own kernels, as many as are trained.
+    used, whole = method.prepare(server, {0.5: network}, training=False), Participant(0, 0.5, 0)
+    assert pull(used, method.plan(used, whole, network, None))["conv2.v"].shape[0] == 8
 
 
 class Two(nn.Module):
@@ -178,8 +179,9 @@ def test_eq_5_by_hand() -> None:
 
 def test_frobenius_decay_takes_weight_decay_s_place() -> None:
     network = PriSM().network(Tiny, 0.5)
-    assert not PriSM().decays("conv2.u", network) and PriSM().decays("conv1.weight", network)
-    assert PriSM(frobenius=False).decays("conv2.u", network)
+    decays = decaying(PriSM(), network)
+    assert not decays["conv2.u"] and decays["conv1.weight"]
+    assert decaying(PriSM(frobenius=False), network)["conv2.u"]
     weights = {f: run(PriSM(frobenius=f), weight_decay=0.1).summary["weights_sha256"] for f in (True, False)}
     assert weights[True] != weights[False]
 
@@ -189,7 +191,7 @@ def test_ranks_and_picks_are_logged() -> None:
     observed = result.history[-1]["observed"]
     before, who = run("prism", capacities={0.5: 1.0}, rounds=1), result.history[-1]["cohort"]
     method, networks = result.federation.setup.method, {0.5: result.federation.setup.network(0.5)}
-    view, picks = method.prepare(before.server.tensors, networks), [0] * 16
+    view, picks = method.prepare(before.server.tensors, networks, training=True), [0] * 16
     for client in who:
         rng = torch_rng(result.federation.setup.training.seed, "plan", 1, client)
         for kernel in method.plan(view, Participant(client, 0.5, 1), networks[0.5], rng)["conv2.v"].index[0].tolist():

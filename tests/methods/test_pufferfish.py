@@ -17,7 +17,7 @@ from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, holders_mean, whole_plan
-from fedfactor.server.federation import weights_sha256
+from fedfactor.server.state import weights_sha256
 from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import CODECS, OPTIMIZERS, refusal, run
 from tests.methods.test_widths import Measured
@@ -80,8 +80,8 @@ def test_costs_and_the_deployed_model_follow_the_form() -> None:
     result = run(Pufferfish(warmup=1), rounds=2, cohort=6)
     first, second = (event for event in result.history if event["event"] == "round")
     assert second["bytes_down"] < 0.6 * first["bytes_down"] and second["bytes_up"] < 0.6 * first["bytes_up"]
-    evaluator = result.federation.evaluator
-    assert first["macs"] == evaluator.macs(1.0, 0) * 240 and second["macs"] == evaluator.macs(1.0, 1) * 240
+    costs = result.federation.costs
+    assert first["macs"] == costs.macs(1.0, 0) * 240 and second["macs"] == costs.macs(1.0, 1) * 240
     assert second["macs"] < first["macs"]
     small = result.federation.setup.network(1.0)
     fill(small, result.server.tensors)

@@ -24,7 +24,7 @@ from fedfactor.methods import (
 )
 from fedfactor.nn import factor_weights
 from fedfactor.protocol.plan import Reply, holders_mean, pull
-from fedfactor.server.federation import weights_sha256
+from fedfactor.server.state import weights_sha256
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.conformance.tiny import Tiny, run

@@ -14,6 +14,14 @@ from fedfactor.registry import described
 from fedfactor.task import Build
 
 
+def with_factors(network: nn.Module, scheme: Scheme, otherwise: str, skip: Sequence[str] = ()) -> nn.Module:
+    """Return the network. Raises ValueError, beginning with `otherwise`, if it has no layer made of factors."""
+    if not factor_weights(network):
+        reasons = "; ".join(str(finding) for finding in check(network, scheme, skip=skip)[:3])
+        raise ValueError(f"{otherwise}: {reasons or 'all are kept dense'}")
+    return network
+
+
 @dataclass(frozen=True)
 class Factorised(Method):
     """The task's model with its layers kept as factors, which are averaged as they are."""
@@ -31,9 +39,4 @@ class Factorised(Method):
     def factorised(self, model: nn.Module, skip: Sequence[str], *, keep_weights: bool = False) -> nn.Module:
         """Factorise a model. Raises ValueError if it has no layer to factorise: the method would silently be FedAvg."""
         network = factorize(model, self.scheme(), skip=skip, keep_weights=keep_weights)
-        if not factor_weights(network):
-            reasons = "; ".join(str(finding) for finding in check(network, self.scheme())[:3])
-            raise ValueError(
-                f"{self.name} finds no layer to factorise in this model: {reasons or 'all are kept dense'}"
-            )
-        return network
+        return with_factors(network, self.scheme(), f"{self.name} finds no layer to factorise in this model")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.method import Method, Networks, Participant, Traits, reply_weights
+from fedfactor.protocol.method import Method, Networks, Participant, Traits
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull
 from fedfactor.protocol.states import HeldTensors
 from fedfactor.registry import described, register
@@ -80,7 +80,7 @@ class FedCAC(Method):
     ) -> tuple[Tensors, Held]:
         """Return the mean of the models themselves: clients started from different ones, so changes would not do."""
         absolute = [replace(reply, reference={name: view[name] for name in reply.tensors}) for reply in replies]
-        return holders_mean(view, absolute, reply_weights(self, replies))
+        return holders_mean(view, absolute, self.weights(replies))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """The server keeps every client's latest model and its mask."""

@@ -89,12 +89,9 @@ class FedDecomp(Factorised, Diagnostics):
 
     def scheme(self) -> Additive:
         """Return sigma + B A (Eq. 2 to 4)."""
+        code = self.code_rank
         return Additive(
-            linear=self.linear,
-            conv=self.conv,
-            plain_view=self.code_rank,
-            rank_from_outputs=self.code_rank,
-            scaled=self.code_scale,
+            linear=self.linear, conv=self.conv, plain_view=code, rank_from_outputs=code, scaled=self.code_scale
         )
 
     def network(self, build: Build, capacity: float) -> nn.Module:

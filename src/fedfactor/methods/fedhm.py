@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fedfactor.checks import check_number
 from fedfactor.factor import SpatialSplit
-from fedfactor.factor.base import WeightShape
+from fedfactor.factor.products import Products
+from fedfactor.methods.factorised import with_factors
 from fedfactor.methods.spectral import Spectral
-from fedfactor.nn import check, dense_names, factor_weights, factorize, first_layers
+from fedfactor.nn import dense_names, factor_weights, factorize, first_layers
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.protocol.context import Context
@@ -61,15 +62,15 @@ class FedHM(Spectral, Diagnostics):
         for name in ("tau", "temperature"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        for name in ("rho", "rank"):
-            check_number(name, getattr(self, name), 0, whole=True)
+        check_number("rho", self.rho, 0, whole=True)
+        check_number("rank", self.rank, 0, whole=True)
         check_number("distill", self.distill, 0, 1)
 
     @property
     def traits(self) -> Traits:
         """What others need to know about this method."""
-        softmax = "softmax of capacity / tau"
-        return Traits(space="turning", weighting=softmax, adapts=True, calibrates=self.static_norm)
+        rule = "softmax of capacity / tau"
+        return Traits(space="turning", weighting=rule, adapts=True, calibrates=self.static_norm)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """A masked loss needs classes."""
@@ -81,23 +82,17 @@ class FedHM(Spectral, Diagnostics):
         model = without_statistics(build(1.0)) if self.static_norm else build(1.0)
         if capacity == 1.0:
             return model
-        layers = first_layers(model, self.rho)
         points = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
         classifier = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)][-1:]
+        full = [*first_layers(model, self.rho), *points, *classifier, *self.dense]
         split = SpatialSplit(rank=self.rank) if self.rank else SpatialSplit(ratio=capacity)
-        full = [*layers, *points, *classifier, *self.dense]
         # A layer whose factors are no smaller than its weight stays dense.
         tried = factorize(copy.deepcopy(model).to("meta"), split, skip=full)
         large = {name for name, w in factor_weights(tried).items() if split.parameters(w.shape) >= w.shape.numel}
         sites = {name.removesuffix(".weight") for layer, name in dense_names(tried).items() if layer in large}
         made = factorize(model, split, skip=[*full, *sorted(sites)])
-        if not factor_weights(made):
-            reasons = "; ".join(str(finding) for finding in check(model, split, skip=full)[:3])
-            raise ValueError(
-                f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}: "
-                f"{reasons or 'lower capacities, or fewer layers kept full, may help'}"
-            )
-        return made
+        none = f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}; a lower one may help"
+        return with_factors(made, split, none, skip=full)
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
         """Split every factorised layer once, at the highest rank that anybody takes."""
@@ -145,8 +140,7 @@ class FedHM(Spectral, Diagnostics):
         layers = {name: layer for names in split.values() for layer, name in names.items()}
         mean, held = holders_mean(server, [self._without(server, layers, reply) for reply in replies], weights)
         for name, layer in layers.items():
-            change = torch.zeros_like(server[name])
-            products = Products()
+            change, products = torch.zeros_like(server[name]), Products()
             for reply, weight in zip(replies, weights, strict=True):
                 share = weight / sum(weights)
                 if layer not in split[reply.capacity]:
@@ -168,38 +162,3 @@ class FedHM(Spectral, Diagnostics):
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
         reference = {name: server[name] for name in tensors} if self.literal else reply.reference
         return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
-
-
-class Products:
-    """A sum of products U V of many ranks: one product of all U side by side with all V stacked."""
-
-    def __init__(self) -> None:
-        self._us: list[Tensor] = []
-        self._vs: list[Tensor] = []
-        self._starts: list[tuple[list[Tensor], Tensor]] = []
-
-    def add(self, u: Tensor, v: Tensor) -> None:
-        """Add U V."""
-        self._us.append(u)
-        self._vs.append(v)
-
-    def add_change(self, new: list[Tensor], old: list[Tensor], share: float) -> None:
-        """Add a share of U V - U0 V0 = (U - U0) V + U0 (V - V0), which is exactly 0 where nothing changed.
-
-        Clients that started from the same factors share the second product.
-        """
-        self.add((new[0] - old[0]) * share, new[1])
-        moved = (new[1] - old[1]) * share
-        for start, total in self._starts:
-            if all(torch.equal(a, b) for a, b in zip(start, old, strict=True)):
-                total.add_(moved)
-                return
-        self._starts.append((old, moved))
-        self.add(old[0], moved)
-
-    def composed(self, weight: Tensor) -> Tensor:
-        """Return the sum in the shape of a weight."""
-        if not self._us:
-            return torch.zeros_like(weight)
-        factors = {"u": torch.cat(self._us, 1), "v": torch.cat(self._vs, 0)}
-        return SpatialSplit().compose(factors, WeightShape.of(weight))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedfactor.checks import check_choice, check_number
 from fedfactor.factor import Composition, Dense, orthogonality
 from fedfactor.factor.base import WeightShape
-from fedfactor.nn import check, dense_names, factor_weights, factorize, outer_layers
+from fedfactor.methods.factorised import with_factors
+from fedfactor.nn import dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Diagnostics, Method, Networks, ObservedRound, Participant, Traits
@@ -89,10 +90,7 @@ class FLANC(Method, Diagnostics):
         given = {pattern: Composition(*basis) for pattern, basis in self.bases.items()}
         bases = {**given, **{name: basis for name, basis in self._bases(build).items() if name not in given}}
         network = factorize(model, Dense(), skip=self._outer(model), per_layer=bases)
-        if not factor_weights(network):
-            reasons = "; ".join(str(finding) for finding in check(network, Dense())[:3])
-            raise ValueError(f"flanc finds no inner layer to compose in this model: {reasons or 'all are kept dense'}")
-        return network
+        return with_factors(network, Dense(), "flanc finds no inner layer to compose in this model")
 
     def _outer(self, model: nn.Module) -> list[str]:
         return [*outer_layers(model), *self.dense]

@@ -18,7 +18,7 @@ from fedfactor.models.width import Width
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits, reply_weights
+from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits
 from fedfactor.protocol.plan import Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
 from fedfactor.registry import described, register
 from fedfactor.task import Build
@@ -113,14 +113,12 @@ class PriSM(Spectral, Diagnostics):
         plan = slice_plan(view, tensors_of(network), axis_blocks(network))
         for layer, weight in factor_weights(network).items():
             rank, sigma, u, v = len(weight.factors["v"]), view[f"{layer}.sigma"], f"{layer}.u", f"{layer}.v"
-            if rank == len(sigma):  # all kernels
-                continue
-            if rng is None:  # a model that is used has its channels' own kernels
+            if rank < len(sigma) and rng is None:  # a model that is used has its channels' own kernels
                 plan |= {factor: Piece(f"{factor}@{who.capacity:g}") for factor in (u, v)}
-                continue
-            kernels = self.drawn(sigma, rank, who.capacity, rng).sort().values
-            plan[u] = replace(plan[u], index=(plan[u].index[0], kernels, *plan[u].index[2:]))
-            plan[v] = replace(plan[v], index=(kernels, *plan[v].index[1:]))
+            elif rank < len(sigma) and rng is not None:
+                kernels = self.drawn(sigma, rank, who.capacity, rng).sort().values
+                plan[u] = replace(plan[u], index=(plan[u].index[0], kernels, *plan[u].index[2:]))
+                plan[v] = replace(plan[v], index=(kernels, *plan[v].index[1:]))
         return plan
 
     def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
@@ -136,7 +134,7 @@ class PriSM(Spectral, Diagnostics):
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Average U' and V' entry by entry and compose them (Eq. 5)."""
-        mean, held = holders_mean(view, replies, reply_weights(self, replies))
+        mean, held = holders_mean(view, replies, self.weights(replies))
         for layer, name in dense_names(networks(1.0)).items():
             shape = WeightShape.of(server[name])
             before, after = (

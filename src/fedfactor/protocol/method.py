@@ -102,10 +102,65 @@ def epochs_refused(split: Callable[[int], object], training: Training | None) ->
 
 
 @dataclass(frozen=True)
+class ObservedRound:
+    """A round as the server saw it: what `Diagnostics.observe` may look at."""
+
+    round: int
+    """Counted from 1."""
+    before: Tensors
+    """The server's tensors when the round began."""
+    after: Tensors
+    """The server's tensors now."""
+    view: Tensors
+    """What `prepare` returned: the plans of the replies refer to it."""
+    replies: Sequence[Reply]
+    networks: Networks
+    first: Callable[[], Tensors]
+    """Returns the server's tensors before the first round."""
+    due: bool = False
+    """Whether this round is evaluated: larger figures belong there."""
+
+
+class Diagnostics:
+    """Figures about training beside the loss; an optional mixin of a method."""
+
+    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
+        """Return numbers about this client's training, for `observe`. They leave the client, so keep them few."""
+        return {}
+
+    def observe(self, observed: ObservedRound) -> dict[str, Any]:
+        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
+        return {}
+
+    def passes(self, capacity: float) -> dict[float, float]:
+        """Return how often a training example goes forward, by the capacity of the network it goes through."""
+        return {capacity: 1.0}
+
+
+RENAMED = {
+    "private": "private_names",
+    "use": "load",
+    "fitted": "bind",
+    "sized": "bind",
+    "check": "bind or network",
+    "decays": "phases",
+    "pace": "phases",
+}
+"""Hooks of earlier versions, and where their work is done now."""
+
+
+@dataclass(frozen=True)
 class Method:
     """FedAvg (McMahan et al. 2017, Alg. 1): everything is shared, and averaged by the number of examples."""
 
     name: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a hook that nothing would call."""
+        for hook in cls.__dict__.keys() & RENAMED.keys():
+            raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED[hook]}")
+        if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
+            raise TypeError(f"{cls.__name__} has hooks of Diagnostics: derive it from Diagnostics too")
 
     @property
     def traits(self) -> Traits:
@@ -194,11 +249,15 @@ class Method:
 
     # Client to server.
 
+    def weights(self, replies: Sequence[Reply]) -> list[float]:
+        """Return how much each reply counts in the mean; only the proportions matter."""
+        return [float(reply.samples) if self.traits.weighting == "samples" else 1.0 for reply in replies]
+
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Return the mean in the server's space, and how many clients held each element."""
-        return holders_mean(view, replies, reply_weights(self, replies))
+        return holders_mean(view, replies, self.weights(replies))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
         """Return what the server keeps per client, in its store on disk."""
@@ -234,42 +293,6 @@ class Staged(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ObservedRound:
-    """A round as the server saw it: what `Diagnostics.observe` may look at."""
-
-    round: int
-    """Counted from 1."""
-    before: Tensors
-    """The server's tensors when the round began."""
-    after: Tensors
-    """The server's tensors now."""
-    view: Tensors
-    """What `prepare` returned: the plans of the replies refer to it."""
-    replies: Sequence[Reply]
-    networks: Networks
-    first: Callable[[], Tensors]
-    """Returns the server's tensors before the first round."""
-    due: bool = False
-    """Whether this round is evaluated: larger figures belong there."""
-
-
-class Diagnostics:
-    """Figures about training beside the loss; an optional mixin of a method."""
-
-    def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
-        """Return numbers about this client's training, for `observe`. They leave the client, so keep them few."""
-        return {}
-
-    def observe(self, observed: ObservedRound) -> dict[str, Any]:
-        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
-        return {}
-
-    def passes(self, capacity: float) -> dict[float, float]:
-        """Return how often a training example goes forward, by the capacity of the network it goes through."""
-        return {capacity: 1.0}
-
-
 # What follows from a method's hooks.
 
 
@@ -277,11 +300,6 @@ def shared_names(method: Method, network: nn.Module) -> list[str]:
     """Return the names of the network's tensors that are not private."""
     private = method.private_names(network)
     return [name for name in tensors_of(network) if name not in private]
-
-
-def reply_weights(method: Method, replies: Sequence[Reply]) -> list[float]:
-    """Return how much each reply counts; only the proportions matter."""
-    return [float(reply.samples) if method.traits.weighting == "samples" else 1.0 for reply in replies]
 
 
 def has_global_model(method: Method, network: nn.Module) -> bool:

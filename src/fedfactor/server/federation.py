@@ -64,7 +64,7 @@ class Federation:
         setup.network(1.0)  # raises ValueError where the method cannot take the model
         self._check_levels()
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
-        self._costs = Costs(setup)
+        self.costs = Costs(setup)
         self._calibration: Calibration | None = None
 
     def _check_levels(self) -> None:
@@ -101,7 +101,7 @@ class Federation:
         tensors = self._first_tensors(setup)
         totals: dict[str, float] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
-        dense = self._costs.dense_bytes()
+        dense = self.costs.dense_bytes()
         self._note({"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)})
         self._commit(server, {})
         return server
@@ -109,7 +109,7 @@ class Federation:
     def _check_fit(self) -> None:
         """Count the operations of the first round's model now: a model that cannot take the data fails here."""
         try:
-            self._costs.macs(self.capacities.levels[0])
+            self.costs.macs(self.capacities.levels[0])
         except Exception as error:
             shape = " x ".join(map(str, self.setup.task.data.train[0].shape[1:]))
             raise ValueError(f"the model cannot take the data, examples of {shape or 'one number'}: {error}") from error
@@ -180,7 +180,7 @@ class Federation:
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
         self._check_finite(t, tensors, optimizer)
-        macs = round(sum(self._costs.macs(r.capacity, t) * r.samples for r in replies) * setup.training.epochs)
+        macs = round(sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * setup.training.epochs)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
         totals = {key: server.totals[key] + value for key, value in cost.items()}
         totals["failures"] = server.totals["failures"] + len(answers.failures)
@@ -217,7 +217,7 @@ class Federation:
 
     def _work(self, who: Participant) -> float:
         """Estimate the length of a client's training job."""
-        return len(self.setup.task.data.train_of[who.client]) * self._costs.macs(who.capacity, who.round)
+        return len(self.setup.task.data.train_of[who.client]) * self.costs.macs(who.capacity, who.round)
 
     @timed("evaluating")
     def _measured(self, server: Server, reports: list[dict[str, Any]], store: States) -> tuple[Server, dict[str, Any]]:
