@@ -31,7 +31,7 @@ TABLES: dict[str, Any] = {
     "partition": {"kind": "iid", "clients": 6},
     "model": {"name": "tests.conformance.tiny:Tiny"},
     "capacities": {"levels": [1.0, 0.5], "shares": [0.5, 0.5]},
-    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch": 20, "lr": 0.05},
+    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch_size": 20, "lr": 0.05},
 }
 ALONE = "import sys\nsys.modules['fedfactor'] = None  # importing it raises\n"
 

@@ -78,7 +78,7 @@ def test_bad_settings_say_what_is_legal(make: object, message: str) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 0.01}, {"lr": 0.1}, {"batch": 7}, {"epochs": 2}],
+    [{"momentum": 0.9}, {"weight_decay": 0.1}, {"max_grad_norm": 0.01}, {"lr": 0.1}, {"batch_size": 7}, {"epochs": 2}],
     ids=str,
 )
 def test_every_training_setting_acts(setting: dict[str, float]) -> None:
@@ -86,7 +86,7 @@ def test_every_training_setting_acts(setting: dict[str, float]) -> None:
 
 
 def test_clipping_bounds_a_step() -> None:
-    start, clipped = run(rounds=0).server.tensors, run(rounds=1, clip=0.01, cohort=1).server.tensors
+    start, clipped = run(rounds=0).server.tensors, run(rounds=1, max_grad_norm=0.01, cohort=1).server.tensors
     moved = sum(
         float((clipped[n] - start[n]).square().sum())
         for n in start

@@ -161,7 +161,7 @@ def test_a_resolved_table_is_complete_and_says_the_same() -> None:
     table = resolved_partition("dirichlet", clients=5, alpha=0.3)
     assert table == {
         "kind": "dirichlet", "seed": 0, "take": 0, "train_share": 1.0, "own_test": True, "test_share": 0.2,
-        "test_limit": 0, "clients": 5, "alpha": 0.3, "least": 2, "tries": 100,
+        "test_limit": 0, "clients": 5, "alpha": 0.3, "min_examples": 2, "tries": 100,
     }  # fmt: skip
     assert same(federated(dataset(), **table), federated(dataset(), "dirichlet", clients=5, alpha=0.3))
 

@@ -31,7 +31,7 @@ TABLES: dict[str, Any] = {
     "data": {"name": "digits", "test_share": 0.8},
     "partition": {"kind": "iid", "clients": 6},
     "model": {"name": "tests.conformance.tiny:Tiny"},
-    "train": {"rounds": 3, "cohort": 3, "batch": 20, "lr": 0.05},
+    "train": {"rounds": 3, "cohort": 3, "batch_size": 20, "lr": 0.05},
 }
 
 

@@ -73,11 +73,11 @@ class Training:
     """What every client does in a round, and where."""
 
     epochs: int = 1
-    batch: int = 32
+    batch_size: int = 32
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0
+    max_grad_norm: float = 0.0
     """Largest norm of a gradient; 0: no clipping."""
     schedule: Schedule | Kind = Schedule()
     """A schedule, or the name of one that needs no settings."""
@@ -87,10 +87,10 @@ class Training:
 
     def __post_init__(self) -> None:
         check_number("epochs", self.epochs, 0, whole=True)
-        check_number("batch", self.batch, 1, whole=True)
+        check_number("batch_size", self.batch_size, 1, whole=True)
         check_number("seed", self.seed, -math.inf, whole=True)
         check_number("momentum", self.momentum, 0, 1)
-        for name in ("lr", "weight_decay", "clip"):
+        for name in ("lr", "weight_decay", "max_grad_norm"):
             check_number(name, getattr(self, name), 0)
         check_choice("dtype", self.dtype, DTYPES)
         check_device_name(self.device)
