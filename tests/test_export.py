@@ -20,7 +20,8 @@ from fedfactor.export.formats import Safetensors
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import read_weights
 from fedfactor.runs.execute import run
-from fedfactor.runs.recipe import builder_of, override, resolve
+from fedfactor.runs.recipe import override, resolve
+from fedfactor.runs.sections import builder_of
 from fedfactor.server.result import Result
 from tests.conformance.tiny import METHODS, Tiny
 

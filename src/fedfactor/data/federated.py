@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,14 +67,6 @@ def federated(
         [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
         transform or dataset.transform,
     )
-
-
-def resolved(kind: str = "iid", **options: Any) -> dict[str, Any]:
-    """Return the whole table of a partition, with the defaults of all that is not given; mistakes are raised."""
-    own = inspect.signature(federated).parameters
-    defaults = {name: own[name].default for name in SHARED}
-    mine = {name: options.pop(name, default) for name, default in defaults.items()}
-    return {"kind": kind, **mine, **dataclasses.asdict(create(kind, **options))}
 
 
 def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any]) -> Partition:
