@@ -30,7 +30,7 @@ from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
 from fedfactor.data.sources.registry import names as source_names
 from fedfactor.protocol.sentences import sentence
-from fedfactor.protocol.settings import CONFIG, Count, Level, Rounds, Schedule, Share, Training
+from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
 from fedfactor.registry import create, entries
 
 Table = dict[str, Any]
@@ -119,7 +119,7 @@ class CapacitiesTable(Section):
     """Capacities, as shares of the full model."""
     shares: tuple[Share, ...] = (1.0,)
     """The share of clients that have each level."""
-    dynamic: bool = False
+    dynamic: bool = Capacities.dynamic
     """Whether each client draws its capacity anew in each round."""
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ class RunTable(Section):
     """Rounds whose checkpoint and private states are kept for later analysis."""
 
 
-def _fields(cls: Any) -> dict[str, Any]:
+def _fields(cls: Any) -> Fields:
     return {name: (info.annotation, info) for name, info in cls.__pydantic_fields__.items()}
 
 
@@ -144,25 +144,15 @@ TAKING_PART = ("rounds", "cohort", "quorum")
 MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if name not in TAKING_PART}
 """The fields of `Rounds` that `[train]` has, and those of `[evaluate]` by their keys there."""
 
-ScheduleTable = create_model("ScheduleTable", __base__=Section, __doc__=Schedule.__doc__, **_fields(Schedule))
-TrainTable = create_model(
-    "TrainTable",
-    __base__=Section,
-    __doc__="Rounds, cohort and local training.",
-    **_fields(Training),
-    **{name: _fields(Rounds)[name] for name in TAKING_PART},
-)
-EvaluateTable = create_model(
-    "EvaluateTable",
-    __base__=Section,
-    __doc__="What is measured, and when.",
-    **{key: _fields(Rounds)[name] for key, name in MEASURING.items()},
-)
-
-
+_train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
+_evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
+ScheduleTable = create_model("ScheduleTable", __base__=Section, **_fields(Schedule))
 TABLES: dict[str, type[BaseModel]] = {
-    "train": TrainTable, "capacities": CapacitiesTable, "evaluate": EvaluateTable, "run": RunTable,
-}  # fmt: skip
+    "train": create_model("TrainTable", __base__=Section, **_train),
+    "capacities": CapacitiesTable,
+    "evaluate": create_model("EvaluateTable", __base__=Section, **_evaluate),
+    "run": RunTable,
+}
 """Sections whose keys are always the same."""
 
 
@@ -215,30 +205,40 @@ def built(where: str, section: str, build: Callable[[], Built]) -> Built:
 
 
 def options_of(section: str, name: str) -> type[BaseModel]:
-    """Return the model of a section that chooses `name`. Raise ValueError if there is no such thing."""
+    """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
+    target: Any
+    if section == "data":
+        target = source_of(name)
+        target.rest(name)
+    elif section == "model":
+        target = builder_of(name)
+    elif section == "partition":
+        target = kinds().get(name) or create_partition(name)
+    else:
+        target = entries(f"{section}s").get(name) or create(f"{section}s", name)
+    return (_options.__wrapped__ if ":" in name else _options)(section, name, target)
+
+
+@functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
+def _options(section: str, name: str, target: Any) -> type[BaseModel]:
     base, about = Section, ""
     if section == "data":
-        source = source_of(name)
-        source.rest(name)
-        fields = {key: field for key, field in _parameters(source.loader).items() if key in source.options}
+        fields = {key: field for key, field in _parameters(target.loader).items() if key in target.options}
         fields |= {key: (PICTURE_TYPES[key], default) for key, default in PICTURE.items()}
-        base, about = Open if source.takes_any else Section, source.summary
+        base, about = Open if target.takes_any else Section, target.summary
     elif section == "model":
-        builder = builder_of(name)
-        fields = _parameters(builder)
-        # The data say how many classes there are, and a client's capacity how wide its network is.
-        optional = {key: (fields[key][0], Field(default=None)) for key in ("classes", "width") if key in fields}
-        fields |= {key: field for key, field in optional.items() if key == "classes" or fields[key][1].is_required()}
-        base = Open if _takes_any(builder) else Section
+        fields = _parameters(target)
+        # The data tell the number of classes, and a client's capacity the width of its network.
+        for key in {"classes", "width"} & {*fields}:
+            if key == "classes" or fields[key][1].is_required():
+                fields[key] = fields[key][0], Field(default=None)
+        taken = inspect.signature(target).parameters.values()
+        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
     elif section == "partition":
-        known = kinds()
-        cls: type = known[name] if name in known else type(create_partition(name))
-        fields = {key: field for key, field in _parameters(federated).items() if key in SHARED} | _hyperparameters(cls)
-        about = cls.__doc__ or ""
+        shared = {key: field for key, field in _parameters(federated).items() if key in SHARED}
+        fields, about = shared | _hyperparameters(target), target.__doc__ or ""
     else:
-        kind = f"{section}s"
-        cls = entries(kind)[name].cls if name in entries(kind) else type(create(kind, name))
-        fields, about = _hyperparameters(cls), entries(kind)[name].summary
+        fields, about = _hyperparameters(target.cls), target.summary
     fields = {CHOICES[section][0]: (Literal[name], name), **fields}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
@@ -261,9 +261,8 @@ def _hyperparameters(cls: Any) -> Fields:
     """Return the fields of a dataclass."""
     types, found = get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
-        default = {
-            key: value for key in ("default", "default_factory") if (value := getattr(field, key)) is not MISSING
-        }
+        stated = {"default": field.default, "default_factory": field.default_factory}
+        default: Any = {key: value for key, value in stated.items() if value is not MISSING}
         found[field.name] = types[field.name], Field(**default, description=field.metadata.get("help"))
     return found
 
@@ -286,10 +285,6 @@ def _parameters(function: Callable[..., Any]) -> Fields:
         expected = (type(one.default) if simple else Any) if unsaid else one.annotation
         found[name] = expected, Field(... if one.default is one.empty else one.default if simple else None)
     return found
-
-
-def _takes_any(function: Callable[..., Any]) -> bool:
-    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
 
 
 # For editors.
