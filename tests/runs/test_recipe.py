@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ MISTAKES = {
     # partition
     "partition.kind=dir": "partition: no partition is called 'dir'; did you mean 'dirichlet'? there are classes",
     "partition.kind=[1]": "partition.kind should be a string, got [1]",
-    "partition.alpa=1": "there is no key 'partition.alpa'; did you mean 'alpha'? legal are kind, seed, take, train_share",
+    "partition.alpa=1": "there is no key 'partition.alpa'; did you mean 'alpha'? legal are kind, clients, alpha, min_examples",
     "partition.clients=2.5": "partition.clients should be a whole number, got 2.5",
     "partition.seed=x": "partition.seed should be a whole number, got 'x'",
     # model
@@ -271,3 +275,40 @@ def test_small() -> None:
     assert tables["train"]["rounds"] == 2 and "small" not in tables
     with pytest.raises(RecipeError, match=r"no \[small\] section"):
         small(BASE)
+
+
+# The JSON Schema.
+
+SCHEMA = files("fedfactor.runs") / "recipe.schema.json"
+
+
+def test_the_schema_in_the_package_is_up_to_date() -> None:
+    """In a process of its own: here, other tests may have registered more."""
+    code = "import json; from fedfactor.runs.recipe import schema; print(json.dumps(schema(), allow_nan=False))"
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(made) == json.loads(SCHEMA.read_text()), "run `fedfactor recipes schema` into recipe.schema.json"
+
+
+def test_the_schema_has_all_sections_names_limits_and_descriptions() -> None:
+    shipped = json.loads(SCHEMA.read_text())
+    assert list(shipped["properties"]) == [
+        "name", "seed", "data", "partition", "model", "method", "optimizer", "codec", "train", "capacities", "evaluate",
+        "run", "paper", "small", "sweep",
+    ]  # fmt: skip
+    assert all(section["description"] for section in shipped["properties"].values())
+    assert not shipped["additionalProperties"] and not shipped["$defs"]["method-fedpara"]["additionalProperties"]
+    assert shipped["$defs"]["TrainTable"]["properties"]["batch_size"] == {
+        "default": 32, "description": "Examples per batch.", "minimum": 1, "type": "integer",
+    }  # fmt: skip
+    methods = [shipped["$defs"][one["$ref"].rpartition("/")[2]] for one in shipped["properties"]["method"]["anyOf"]]
+    assert {"fedavg", "fedpara", "flanc"} <= {one["properties"]["name"]["const"] for one in methods}
+    partitions = [one for name, one in shipped["$defs"].items() if name.startswith("partition-")]
+    described = [
+        field
+        for one in methods + partitions
+        for name, field in one["properties"].items()
+        if name not in ("name", "kind")
+    ]
+    assert len(described) > 100 and all(field["description"] for field in described)
+    norm = shipped["$defs"]["data-digits"]["properties"]["norm"]["anyOf"][0]
+    assert {"", "half", "digits"} <= set(norm["enum"])

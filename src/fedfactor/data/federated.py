@@ -16,8 +16,15 @@ from fedfactor.rng import numpy_rng
 
 Rows = Labels
 
-SHARED = ("seed", "take", "train_share", "own_test", "test_share", "test_limit")
-"""Options of every partition."""
+SHARED = {
+    "seed": "seed of the split and of what is taken from it",
+    "take": "keep this many of the clients, at random; 0: all",
+    "train_share": "share of each client's training examples to keep",
+    "own_test": "give each client test data of its own",
+    "test_share": "share of the examples to hold out for testing where the data set has no fitting test set",
+    "test_limit": "keep this many test examples, at random; 0: all",
+}
+"""Options of all partitions, and what they mean."""
 
 
 def federated(

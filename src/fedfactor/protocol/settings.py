@@ -70,7 +70,7 @@ def check_device_here(name: str) -> None:
         torch.empty(1, device=name)
     except Exception as error:  # torch raises many types, depending on the device
         reason = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(f"device {name!r} cannot be used on this machine ({reason}); cpu always can") from None
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); cpu always can") from None
 
 
 @checked

@@ -190,10 +190,10 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:
         raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")
-    built(where, "partition", lambda: create_partition(**_without(given["partition"], *SHARED)))
-    method: Method = built(where, "method", lambda: create("methods", **given["method"]))
-    optimizer: Optimizer = built(where, "optimizer", lambda: create("optimizers", **given["optimizer"]))
-    codec: Codec = built(where, "codec", lambda: create("codecs", **given["codec"]))
+    built(f"{where}: partition", lambda: create_partition(**_without(given["partition"], *SHARED)))
+    method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
+    optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
+    codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))
     reason = method.refuses(optimizer, codec, training)
     if reason:
         raise RecipeError(f"{where}: {reason}")

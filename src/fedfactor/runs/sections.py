@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -113,7 +113,7 @@ class RecipeModel(Section):
 
 
 class CapacitiesTable(Section):
-    """Which share of the model the clients can train."""
+    """The section `[capacities]`."""
 
     levels: tuple[Level, ...] = (1.0,)
     """Capacities, as shares of the full model."""
@@ -130,7 +130,7 @@ class CapacitiesTable(Section):
 
 
 class RunTable(Section):
-    """What the run directory keeps."""
+    """The section `[run]`."""
 
     keep_rounds: tuple[Count, ...] = ()
     """Rounds whose checkpoint and private states are kept for later analysis."""
@@ -146,59 +146,64 @@ MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if
 
 _train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
 _evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
-ScheduleTable = create_model("ScheduleTable", __base__=Section, **_fields(Schedule))
 TABLES: dict[str, type[BaseModel]] = {
+    "schedule": create_model("ScheduleTable", __base__=Section, **_fields(Schedule)),
     "train": create_model("TrainTable", __base__=Section, **_train),
     "capacities": CapacitiesTable,
     "evaluate": create_model("EvaluateTable", __base__=Section, **_evaluate),
     "run": RunTable,
 }
-"""Sections whose keys are always the same."""
+"""Sections whose keys are always the same; `schedule` is `[train.schedule]`."""
 
 
 def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
     """Check all sections and return them by name, `[train.schedule]` as "schedule" and what is outside as "".
 
-    Raise RecipeError, which names the recipe (`where`), the key and what is legal, if there is a mistake.
+    Raise RecipeError, which names the recipe (`where`) and for each mistake the key and what is legal.
     """
-    top = _read(where, "", RecipeModel, tables)
+    found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
     given = {section: tables.get(section, {}) for section in (*TABLES, *CHOICES)}
     if "seed" in tables and "seed" in given["train"]:
         raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}
     schedule = given["train"].pop("schedule", {})
-    schedule = {"kind": schedule} if isinstance(schedule, str) else schedule  # a kind that needs no other settings
-    return {
-        "": top,
-        "schedule": _read(where, "train.schedule", ScheduleTable, schedule),
-        **{section: _read(where, section, model, given[section]) for section, model in TABLES.items()},
-        **{section: _read_choice(where, section, given[section]) for section in CHOICES},
-    }
+    given["schedule"] = {"kind": schedule} if isinstance(schedule, str) else schedule  # one that needs nothing else
+    for section, table in given.items():
+        try:
+            found[section] = _read(section, _model(section, table), table)
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise RecipeError(f"{where}: {'; '.join(mistakes)}")
+    return found
 
 
-def _read(where: str, section: str, model: type[BaseModel], table: Any) -> BaseModel:
-    try:
-        # As JSON, for which strict mode takes lists as tuples: TOML has no tuples either.
-        return model.model_validate_json(json.dumps(table, default=str))
-    except ValidationError as error:
-        raise RecipeError(f"{where}: {sentence(error, table, model.model_fields, section)}") from None
-
-
-def _read_choice(where: str, section: str, table: Table) -> BaseModel:
+def _model(section: str, table: Table) -> type[BaseModel]:
+    if section in TABLES:
+        return TABLES[section]
     key, default = CHOICES[section]
     name = table.get(key, default)
     if not isinstance(name, str):
         problem = "is missing and has no default" if name is None else f"should be a string, got {name!r}"
-        raise RecipeError(f"{where}: {section}.{key} {problem}")
-    return _read(where, section, built(where, section, lambda: options_of(section, name)), {key: name, **table})
+        raise RecipeError(f"{section}.{key} {problem}")
+    return built(section, lambda: options_of(section, name))
 
 
-def built(where: str, section: str, build: Callable[[], Built]) -> Built:
-    """Call `build`. Raise RecipeError, which names the recipe and the section, if it raises ValueError."""
+def _read(section: str, model: type[BaseModel], table: Any) -> BaseModel:
+    try:
+        # As JSON, for which strict mode takes lists as tuples: TOML has no tuples either.
+        return model.model_validate_json(json.dumps(table, default=str))
+    except ValidationError as error:
+        path = f"train.{section}" if section == "schedule" else section
+        raise RecipeError(sentence(error, table, model.model_fields, path)) from None
+
+
+def built(where: str, build: Callable[[], Built]) -> Built:
+    """Call `build`. Raise RecipeError, which begins with `where`, if it raises ValueError."""
     try:
         return build()
     except ValueError as error:
-        raise RecipeError(f"{where}: {section}: {error}") from None
+        raise RecipeError(f"{where}: {error}") from None
 
 
 # The options of what sections choose by name.
@@ -235,8 +240,10 @@ def _options(section: str, name: str, target: Any) -> type[BaseModel]:
         taken = inspect.signature(target).parameters.values()
         base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
     elif section == "partition":
-        shared = {key: field for key, field in _parameters(federated).items() if key in SHARED}
-        fields, about = shared | _hyperparameters(target), target.__doc__ or ""
+        fields, about = _hyperparameters(target), target.__doc__ or ""
+        for key, (kind, field) in _parameters(federated).items():
+            if key in SHARED:
+                fields[key] = kind, Field(field.default, description=SHARED[key])
     else:
         fields, about = _hyperparameters(target.cls), target.summary
     fields = {CHOICES[section][0]: (Literal[name], name), **fields}
@@ -308,13 +315,14 @@ def schema() -> Table:
         "model": models.names(),
         **{section: entries(f"{section}s") for section in ("method", "optimizer", "codec")},
     }
-    fields: dict[str, Any] = {}
-    for section, model in TABLES.items():
-        fields[section] = model, RecipeModel.model_fields[section]
+    fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
     for section, names in known.items():
         options = [*(options_of(section, name) for name in names), *([Own] if section in ("data", "model") else [])]
-        fields[section] = functools.reduce(operator.or_, options), RecipeModel.model_fields[section]
+        fields[section] = functools.reduce(operator.or_, options)
+    fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
     found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)
-    # JSON has no infinity; TOML writes it like this.
     text = json.dumps(found.model_json_schema(schema_generator=_Schema))
-    return cast(Table, json.loads(text, parse_constant=lambda _: "inf"))
+    made: Table = json.loads(text, parse_constant=lambda _: "inf")  # JSON has no infinity; TOML writes it like this
+    made["properties"]["small"]["$ref"] = "#"
+    made["properties"]["sweep"]["properties"] = {"cases": {"type": "array", "items": {"$ref": "#"}}}
+    return made
