@@ -25,7 +25,7 @@ BASE: Table = {
 
 MISTAKES = {
     "trian.lr=1": "there is no key 'trian'; did you mean 'train'? legal are name, seed, data, partition",
-    "name=a/b": "name must be able to name a directory, got 'a/b'",
+    "name=a/b": "name must be usable as the name of a directory, got 'a/b'",
     "train=5": "train should be a table, got 5",
     "paper=5": "paper should be a table, got 5",
     # data

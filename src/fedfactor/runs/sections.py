@@ -60,7 +60,7 @@ class Section(BaseModel):
 
 
 class Open(Section):
-    """A section that passes on keys that nobody knows here."""
+    """A section that also takes keys which are not declared, and passes them on."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -73,7 +73,7 @@ class Own(Open):
 
 def _names_a_directory(name: str) -> str:
     if Path(name).name != name:
-        raise ValueError("must be able to name a directory")
+        raise ValueError("must be usable as the name of a directory")
     return name
 
 
@@ -141,8 +141,9 @@ def _fields(cls: Any) -> Fields:
 
 
 TAKING_PART = ("rounds", "cohort", "quorum")
+"""Fields of `Rounds` that are keys of `[train]`."""
 MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if name not in TAKING_PART}
-"""The fields of `Rounds` that `[train]` has, and those of `[evaluate]` by their keys there."""
+"""Keys of `[evaluate]`, and the fields of `Rounds` that they set."""
 
 _train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
 _evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
@@ -157,9 +158,10 @@ TABLES: dict[str, type[BaseModel]] = {
 
 
 def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
-    """Check all sections and return them by name, `[train.schedule]` as "schedule" and what is outside as "".
+    """Check all sections and return them by name: `[train.schedule]` as "schedule", keys outside of sections as "".
 
-    Raise RecipeError, which names the recipe (`where`) and for each mistake the key and what is legal.
+    Raise RecipeError if there are mistakes. It names the recipe (`where`) and, for each mistake, the key and what is
+    legal.
     """
     found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
     given = {section: tables.get(section, {}) for section in (*TABLES, *CHOICES)}
@@ -246,7 +248,8 @@ def _options(section: str, name: str, target: Any) -> type[BaseModel]:
                 fields[key] = kind, Field(field.default, description=SHARED[key])
     else:
         fields, about = _hyperparameters(target.cls), target.summary
-    fields = {CHOICES[section][0]: (Literal[name], name), **fields}
+    key = CHOICES[section][0]
+    fields = {key: ..., **fields, key: (Literal[name], name)}  # first, and not an option of that name
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
         return create_model(f"{section}-{name}", __base__=base, __doc__=about, **fields)
