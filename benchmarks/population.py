@@ -64,7 +64,7 @@ def child(clients: int) -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         fedfactor.simulate(
-            Net, data, method="fedper", rounds=WARMUP + ROUNDS, cohort=10, batch=10, evaluate_every=0,
+            Net, data, method="fedper", rounds=WARMUP + ROUNDS, cohort=10, batch_size=10, evaluate_every=0,
             evaluate_clients="none", directory=directory, on_event=after,
         )  # fmt: skip
     taken = [after - before for before, after in itertools.pairwise(marks)][-ROUNDS:]

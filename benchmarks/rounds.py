@@ -35,7 +35,7 @@ def seconds_a_round(
 
         simulate(
             work.build, data, engine=engine, on_event=after, rounds=warmup + rounds, cohort=work.cohort,
-            batch=work.batch, lr=work.lr, evaluate_every=0, evaluate_clients="none",
+            batch_size=work.batch, lr=work.lr, evaluate_every=0, evaluate_clients="none",
         )  # fmt: skip
     for name, each in times.items():
         note(f"{work.name}, {name}: " + " ".join(f"{1e3 * seconds:.0f}" for seconds in each) + " ms")

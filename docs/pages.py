@@ -29,6 +29,7 @@ from fedfactor.models import info as model_info
 from fedfactor.models import names as model_names
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.sentences import RENAMED
 from fedfactor.registry import Entry, entries
 from fedfactor.runs.recipe import cells, read
 from fedfactor.tables.row import VERDICTS, Row
@@ -461,6 +462,7 @@ MARKED: dict[str, Callable[[], str]] = {
     "data": lambda: names_table("data"),
     "partitions": lambda: names_table("partitions"),
     "models": lambda: names_table("models"),
+    "renamed": lambda: table(["old key", "new key"], [[code(old), code(new)] for old, new in RENAMED.items()]),
 }
 """What replaces `<!-- made: NAME -->` in a page."""
 

@@ -45,7 +45,7 @@ def pooled() -> nn.Module:
 
 
 def asked(*devices: str, model: str = TINY, settings: tuple[str, ...] = (), **options: Any) -> Request:
-    settings = ("train.batch=10", "train.epochs=2", *settings)
+    settings = ("train.batch_size=10", "train.epochs=2", *settings)
     return request_of(model, "1x8x8", 10, devices or ("any: 100 %",), settings=settings, **options)
 
 

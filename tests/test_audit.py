@@ -49,7 +49,7 @@ RECIPE: dict[str, Any] = {
     "data": {"name": "digits"},
     "partition": {"kind": "dirichlet", "clients": 4, "alpha": 0.1},
     "model": {"name": "digits_cnn", "width": 0.125},
-    "train": {"rounds": 2, "epochs": 2, "batch": 64},
+    "train": {"rounds": 2, "epochs": 2, "batch_size": 64},
 }
 
 
@@ -197,7 +197,7 @@ def _same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 def test_one_step_on_all_pictures_uploads_the_gradient() -> None:
     whole = tiny.data()
     data = FederatedData(whole.train, [where[:4] for where in whole.train_of])
-    result = tiny.run("fedavg", data=data, rounds=1, capacities=None, epochs=1, batch=4, lr=0.05)
+    result = tiny.run("fedavg", data=data, rounds=1, capacities=None, epochs=1, batch_size=4, lr=0.05)
     setup = result.federation.setup
     x, y = pictures_of(result, 2, 4)
     gradient, update = (known(setup, job_of(result, 2), Attack(mode), x, y) for mode in ("gradient", "update"))

@@ -51,7 +51,7 @@ def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_
 @pytest.mark.parametrize(("examples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (21, [10, 11]), (7, [7])], ids=str)
 def test_an_epoch_is_every_example_once_the_last_smaller_batch_included(examples: int, sizes: list[int]) -> None:
     both = torch.arange(float(examples)), torch.arange(examples)
-    found = list(batches(setup(Training(batch=10)), both, 2, torch.Generator().manual_seed(0)))
+    found = list(batches(setup(Training(batch_size=10)), both, 2, torch.Generator().manual_seed(0)))
     assert [len(y) for _, y in found] == 2 * sizes
     first, second = (torch.cat([y for _, y in half]).tolist() for half in (found[: len(sizes)], found[len(sizes) :]))
     assert sorted(first) == sorted(second) == list(range(examples)) and first != second
@@ -75,6 +75,6 @@ def test_sparse_gradients_of_an_embedding_are_gradients_like_others(optimizer: s
     rng = torch.Generator().manual_seed(0)
     inputs, targets = torch.randint(20, (12, 5), generator=rng), torch.randint(3, (12,), generator=rng)
     words = FederatedData((inputs, targets), [torch.arange(6), torch.arange(6, 12)])
-    settings = {"rounds": 2, "lr": 0.1, "batch": 3, "momentum": 0.9, "weight_decay": 0.01, "clip": 1.0}
+    settings = {"rounds": 2, "lr": 0.1, "batch_size": 3, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0}
     dense, sparse = (simulate(Words(sparse), words, optimizer=optimizer, **settings) for sparse in (False, True))
     assert sparse.summary["weights_sha256"] == dense.summary["weights_sha256"]

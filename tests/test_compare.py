@@ -29,7 +29,7 @@ TABLES: dict[str, Any] = {
     "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5},
     "model": {"name": "tests.conformance.tiny:Tiny"},
     "capacities": {"levels": [1.0, 0.5], "shares": [0.5, 0.5]},
-    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch": 20, "lr": 0.05},
+    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch_size": 20, "lr": 0.05},
 }
 METHODS = ("fedavg", "fedpara", "heterofl")
 ROOT = Path(__file__).parents[1]

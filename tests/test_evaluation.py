@@ -189,7 +189,7 @@ def test_a_last_batch_of_one_joins_the_one_before() -> None:
         nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
         (data().train[0][:42], data().train[1][:42]),
         clients=2,
-        batch=20,
+        batch_size=20,
         rounds=1,
     )
     assert result.summary["totals"]["failures"] == 0

@@ -20,7 +20,8 @@ from fedfactor.export.formats import Safetensors
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import read_weights
 from fedfactor.runs.execute import run
-from fedfactor.runs.recipe import builder_of, override, resolve
+from fedfactor.runs.recipe import override, resolve
+from fedfactor.runs.sections import builder_of
 from fedfactor.server.result import Result
 from tests.conformance.tiny import METHODS, Tiny
 
@@ -31,7 +32,7 @@ TABLES: dict[str, Any] = {
     "partition": {"kind": "iid", "clients": 6},
     "model": {"name": "tests.conformance.tiny:Tiny"},
     "capacities": {"levels": [1.0, 0.5], "shares": [0.5, 0.5]},
-    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch": 20, "lr": 0.05},
+    "train": {"rounds": 2, "cohort": 3, "epochs": 2, "batch_size": 20, "lr": 0.05},
 }
 ALONE = "import sys\nsys.modules['fedfactor'] = None  # importing it raises\n"
 

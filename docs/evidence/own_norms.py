@@ -33,7 +33,7 @@ def main(data_dir: str, *directories: str) -> None:
                     norm.momentum = None  # the plain mean over batches
             model.train()
             with torch.no_grad():
-                for inputs in data.of(client)[0].split(run.recipe.tables["train"]["batch"]):
+                for inputs in data.of(client)[0].split(run.recipe.tables["train"]["batch_size"]):
                     model(data.transform.test(inputs))
             own.append(task.evaluate(model, test)["accuracy"])
         print(f"{directory}: {100 * sum(as_it_is) / len(own):.1f}, own norm statistics {100 * sum(own) / len(own):.1f}")

@@ -89,7 +89,7 @@ data = { name = "digits", test_share = 0.9 }
 partition = { kind = "iid", clients = 6, test_limit = 60 }
 model = { name = "tests.conformance.tiny:Tiny" }
 method = { name = "METHOD" }
-train = { rounds = 3, cohort = 3, epochs = 2, batch = 10, lr = 0.05 }
+train = { rounds = 3, cohort = 3, epochs = 2, batch_size = 10, lr = 0.05 }
 capacities = { levels = [1.0, 0.5], shares = [0.5, 0.5] }
 run = { keep_rounds = [1, 3] }
 """

@@ -66,7 +66,7 @@ def task() -> Task:
 def run(method: Any = "fedavg", **settings: Any) -> Result:
     """Run two rounds of three out of six clients; every setting can be changed."""
     chosen: dict[str, Any] = {
-        "rounds": 2, "cohort": 3, "epochs": _epochs(method), "batch": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
+        "rounds": 2, "cohort": 3, "epochs": _epochs(method), "batch_size": 10, "lr": 0.05, "seed": 5, "capacities": LEVELS,
     }  # fmt: skip
     chosen.update(settings)
     if isinstance(method, str):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load, resolved_partition
+from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load
 from fedfactor.data.clients import FederatedData
 from fedfactor.data.partitions import Dirichlet, Partition, View, create, from_flower, kinds, register
 from tests.data import make
@@ -155,15 +155,6 @@ def test_every_kind_explains_its_options() -> None:
     for kind, cls in kinds().items():
         assert cls.__doc__ and create(kind).kind == kind
         assert all(option.metadata["help"] for option in dataclasses.fields(cls))
-
-
-def test_a_resolved_table_is_complete_and_says_the_same() -> None:
-    table = resolved_partition("dirichlet", clients=5, alpha=0.3)
-    assert table == {
-        "kind": "dirichlet", "seed": 0, "take": 0, "train_share": 1.0, "own_test": True, "test_share": 0.2,
-        "test_limit": 0, "clients": 5, "alpha": 0.3, "least": 2, "tries": 100,
-    }  # fmt: skip
-    assert same(federated(dataset(), **table), federated(dataset(), "dirichlet", clients=5, alpha=0.3))
 
 
 def test_some_of_the_clients_with_a_share_of_their_training_data() -> None:

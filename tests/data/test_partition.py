@@ -50,12 +50,12 @@ def test_iid(labels: Labels, clients: int, seed: int) -> None:
 
 
 @given(labelled(), st.integers(1, 12), st.sampled_from([0.01, 0.1, 1.0, 100.0]), st.integers(1, 2), seeds)
-def test_dirichlet(labels: Labels, clients: int, alpha: float, least: int, seed: int) -> None:
-    parts = P.dirichlet(labels, clients, alpha, rng(seed), least=least, tries=3)
+def test_dirichlet(labels: Labels, clients: int, alpha: float, min_examples: int, seed: int) -> None:
+    parts = P.dirichlet(labels, clients, alpha, rng(seed), min_examples=min_examples, tries=3)
     assert len(parts) == clients
     assert_disjoint(parts, len(labels), complete=True)
-    assert min(map(len, parts)) >= least
-    again = P.dirichlet(labels, clients, alpha, rng(seed), least=least, tries=3)
+    assert min(map(len, parts)) >= min_examples
+    again = P.dirichlet(labels, clients, alpha, rng(seed), min_examples=min_examples, tries=3)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -172,19 +172,19 @@ def test_dirichlet_pair_with_few_test_examples() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 4), st.integers(1, 6), seeds)
-def test_natural(owners: int, each: int, clients: int, least: int, seed: int) -> None:
+def test_natural(owners: int, each: int, clients: int, min_examples: int, seed: int) -> None:
     ids = np.random.default_rng(seed).integers(-1, owners, 120)
     sizes = np.bincount(ids[ids >= 0], minlength=owners)
-    able = int((sizes >= least).sum())
+    able = int((sizes >= min_examples).sum())
     wanted = clients or able // each
     assume(0 < wanted * each <= able)
-    parts = P.natural(ids, clients, rng(seed), ids_per_client=each, least=least)
+    parts = P.natural(ids, clients, rng(seed), ids_per_client=each, min_examples=min_examples)
     assert len(parts) == wanted
     assert_disjoint(parts, len(ids), complete=False)
     for part in parts:
         mine = np.unique(ids[part])
         assert len(mine) == each and mine.min() >= 0
-        assert sizes[mine].min() >= least
+        assert sizes[mine].min() >= min_examples
         assert len(part) == sizes[mine].sum()
 
 
@@ -192,9 +192,9 @@ def test_natural_says_what_is_lacking() -> None:
     with pytest.raises(
         ValueError, match="6 owners with at least 2 examples are needed, 2 for every client, and there are 3"
     ):
-        P.natural(np.array([0, 0, 1, 1, 2, 2, 3]), 3, rng(), ids_per_client=2, least=2)
+        P.natural(np.array([0, 0, 1, 1, 2, 2, 3]), 3, rng(), ids_per_client=2, min_examples=2)
     with pytest.raises(ValueError, match="1 owners with at least 9 examples are needed"):
-        P.natural(np.array([0, 0]), 0, rng(), least=9)
+        P.natural(np.array([0, 0]), 0, rng(), min_examples=9)
 
 
 @given(labelled(), labelled(least=20, most=100), st.integers(1, 10), st.sampled_from([0.1, 1.0]), seeds)
@@ -244,7 +244,10 @@ def test_hold_out(owners: int, share: float, ordered: bool, gap: int, seed: int)
         (lambda y: P.dirichlet(y, 2, 0.0, rng()), "alpha must be positive and finite, got 0.0"),
         (lambda y: P.dirichlet(y, 2, math.inf, rng()), "alpha must be positive and finite"),
         (lambda y: P.shards(y, 6, rng()), "too few for 6 clients"),
-        (lambda y: P.k_classes(y, 2, 3, rng()), "k must be between 1 and the 2 classes there are, got 3"),
+        (
+            lambda y: P.k_classes(y, 2, 3, rng()),
+            "classes_per_client must be between 1 and the 2 classes there are, got 3",
+        ),
         (lambda y: P.k_classes(y, 20, 2, rng()), "some class has fewer examples than holders"),
         (lambda y: P.equal_dirichlet(y, 3, 1.0, rng(), size=4), "too few for 3 clients with at least 4"),
         (lambda y: P.hold_out(y, 1.0, rng()), "must be between 0 and 1"),

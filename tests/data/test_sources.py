@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedfactor.data import Dataset, MissingData, load, resolved_data
+from fedfactor.data import Dataset, MissingData, load
 from fedfactor.data.clients import AsStored
 from fedfactor.data.sources import data_folder, info, names, registry
 from fedfactor.rng import numpy_rng
@@ -106,8 +106,6 @@ def test_the_recipe_can_choose_normalisation_and_augmentation(tmp_path: Path) ->
     assert load("cifar10", tmp_path, norm="").norm == "cifar10"
     with pytest.raises(ValueError, match="no normalisation is called 'flank'; there are"):
         load("cifar10", tmp_path, norm="flank")
-    table = resolved_data("imdb", words=10)
-    assert table["name"] == "imdb" and table["words"] == 10 and table["length"] == 500 and table["crop"] == 0
 
 
 def test_text_is_not_augmented(tmp_path: Path) -> None:
@@ -323,7 +321,6 @@ def test_data_of_a_function(tmp_path: Path) -> None:
     assert found.transform == AsStored()  # floats are not token ids
     (tmp_path / "size").write_text("4")
     assert len(load(f"{HERE}:from_folder", tmp_path).train[1]) == 4
-    assert resolved_data(f"{HERE}:table", rows=30)["wide"] == 5
 
 
 @pytest.mark.parametrize(

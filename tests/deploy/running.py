@@ -35,7 +35,7 @@ def recipe(method: str = "fedpara", rounds: int = 2, clients: int = 4, **tables:
         "partition": {"kind": "iid", "clients": clients},
         "model": {"name": "tests.conformance.tiny:Tiny"},
         "method": {"name": method},
-        "train": {"rounds": rounds, "cohort": clients, "epochs": 2, "batch": 32, "lr": 0.05, "quorum": 0.25},
+        "train": {"rounds": rounds, "cohort": clients, "epochs": 2, "batch_size": 32, "lr": 0.05, "quorum": 0.25},
         "evaluate": {"every": rounds, "clients": "none"},
     }
     return resolve({**given, **tables}, "a test")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.deploy
 def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
     liars = {1: "nan", 2: "shape", 3: "foreign", 4: "garbage", 5: "sleep"}
     one = recipe(
-        "fedpara", rounds=1, clients=6, train={"rounds": 1, "cohort": 6, "batch": 32, "lr": 0.05, "quorum": 0.1}
+        "fedpara", rounds=1, clients=6, train={"rounds": 1, "cohort": 6, "batch_size": 32, "lr": 0.05, "quorum": 0.1}
     )
     with Deployment(tmp_path / "flower") as deployment:
         app = write_app(one, tmp_path / "app", tmp_path / "run", config={"deadline": 60.0})
@@ -100,7 +100,7 @@ data = { name = "digits", test_share = 0.5 }
 partition = { kind = "iid", clients = 2 }
 model = { name = "tests.conformance.tiny:Tiny" }
 method = { name = "feddecomp" }
-train = { rounds = ROUNDS, cohort = 2, epochs = 2, batch = 32, lr = 0.05, quorum = 1.0 }
+train = { rounds = ROUNDS, cohort = 2, epochs = 2, batch_size = 32, lr = 0.05, quorum = 1.0 }
 evaluate = { every = ROUNDS, clients = "none" }
 """
 

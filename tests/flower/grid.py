@@ -149,7 +149,7 @@ data = { name = "digits", test_share = 0.8 }
 partition = { kind = "iid", clients = 4, test_limit = 60, train_share = 0.5 }
 model = { name = "tests.conformance.tiny:Tiny" }
 method = { name = "METHOD"FIELDS }
-train = { rounds = 3, cohort = 4, epochs = EPOCHS, batch = 16, lr = 0.05, quorum = 0.5 }
+train = { rounds = 3, cohort = 4, epochs = EPOCHS, batch_size = 16, lr = 0.05, quorum = 0.5 }
 capacities = { levels = [1.0, 0.5], shares = [0.5, 0.5] }
 """
 

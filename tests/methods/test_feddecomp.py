@@ -78,7 +78,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
     y = torch.tensor([0, 1, 1, 0])
     data = FederatedData((x, y), [torch.tensor([0, 1, 2]), torch.tensor([3])])
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
-    settings = {"rounds": 1, "epochs": 3, "batch": 4, "lr": 0.5, "evaluate_clients": "none"}
+    settings = {"rounds": 1, "epochs": 3, "batch_size": 4, "lr": 0.5, "evaluate_clients": "none"}
     result = fedfactor.simulate(model, data, method=FedDecomp(linear=0.5, lora_epochs=1), **settings)
     first = result.federation.setup.kept(1.0)["0.a"]
     trained = []

@@ -81,7 +81,7 @@ def test_a_round_of_two_clients_by_hand() -> None:
     y = torch.tensor([0, 0, 1, 1])
     parts = [torch.tensor([0, 1, 2]), torch.tensor([3])]
     model = nn.Sequential(OrderedDict(fc=nn.Linear(2, 2, bias=False)))
-    settings = {"rounds": 1, "epochs": 1, "batch": 4, "lr": 0.5, "evaluate_clients": "none"}
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 4, "lr": 0.5, "evaluate_clients": "none"}
     result = fedfactor.simulate(model, FederatedData((x, y), parts), method="fedrod", **settings)
     g, h = model.fc.weight.detach(), result.federation.setup.kept(1.0)["fc.personal.weight"]
     generic = []
@@ -122,7 +122,7 @@ def test_counts_are_of_all_the_clients_examples_whatever_the_batches() -> None:
     labels = data().train[1]
     ones, twos = ((labels == digit).nonzero().flatten() for digit in (1, 2))
     parts = [torch.cat([ones[:20], twos[:1]]), torch.cat([twos[1:20], ones[20:21]])]
-    result = run("fedrod", data=FederatedData(data().train, parts, data().central), batch=10, cohort=2, rounds=3)
+    result = run("fedrod", data=FederatedData(data().train, parts, data().central), batch_size=10, cohort=2, rounds=3)
     assert result.summary["totals"]["failures"] == 0
 
 

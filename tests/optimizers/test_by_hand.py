@@ -60,7 +60,7 @@ TWO = clients((1.0, 1.0), (2.0, -1.0))
 def run(optimizer: Optimizer | str = "fedavg", rounds: int = 1, data: FederatedData = TWO, **settings: Any) -> Result:
     chosen: dict[str, Any] = {
         "epochs": 2,
-        "batch": 10,
+        "batch_size": 10,
         "lr": 0.1,
         "dtype": "float64",
         "evaluate_clients": "none",

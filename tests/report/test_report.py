@@ -275,7 +275,7 @@ def digits(method: str, **changes: Any) -> Any:
         "partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5},
         "model": {"name": "digits_cnn", "width": 0.25},
         "method": {"name": method},
-        "train": {"rounds": 2, "cohort": 3, "batch": 64, "lr": 0.05},
+        "train": {"rounds": 2, "cohort": 3, "batch_size": 64, "lr": 0.05},
         "run": {"keep_rounds": [1]},
     }
     return resolve({**base, **changes})

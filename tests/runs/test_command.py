@@ -30,7 +30,7 @@ width = 0.125
 rounds = 4
 cohort = 3
 epochs = 2
-batch = 64
+batch_size = 64
 lr = 0.05
 [capacities]
 levels = [1.0, 0.5]
@@ -117,7 +117,7 @@ def test_a_run_directory_holds_what_it_should(tmp_path: Path) -> None:
     assert wanted | {"weights_sha256", "private_sha256"} <= set(summary)
     assert summary["rounds"] == 4
     resolved = (out / "recipe.toml").read_text()
-    assert "quorum = 0.5" in resolved and "least" not in resolved and "gamma = 0.5" in resolved
+    assert "quorum = 0.5" in resolved and "min_examples" not in resolved and "gamma = 0.5" in resolved
     kept = DiskStore(out / "kept" / "round-2", writing=False)
     last = kept.last()
     assert last is not None and last[1]["round"] == 2 and kept.clients("client")

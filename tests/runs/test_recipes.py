@@ -22,9 +22,9 @@ FEW = [
     "train.epochs=1", "run.keep_rounds=[]", "evaluate.every=0",
 ]  # fmt: skip
 FEWER = {
-    "shakespeare": ["data.roles=2", "data.least=100", "train.batch=500"],
+    "shakespeare": ["data.roles=2", "data.min_examples=100", "train.batch_size=500"],
     "imdb": ["data.pool_train=4"],
-    "classes": ["partition.k=1"],
+    "classes": ["partition.classes_per_client=1"],
     "equal-dirichlet": ["partition.size=0"],
     "natural": ["partition.ids_per_client=1"],
     "dirichlet-pair": ["partition.alpha=100.0"],

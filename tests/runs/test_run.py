@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedfactor.runs import execute as runs
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
-from fedfactor.runs.recipe import Recipe, override, resolve
+from fedfactor.runs.recipe import Recipe, RecipeError, override, resolve
 from fedfactor.server.store import DiskStore
 from tests.conformance.tiny import METHODS
 from tests.conformance.tiny import run as simulated
@@ -31,7 +32,7 @@ TABLES: dict[str, Any] = {
     "data": {"name": "digits", "test_share": 0.8},
     "partition": {"kind": "iid", "clients": 6},
     "model": {"name": "tests.conformance.tiny:Tiny"},
-    "train": {"rounds": 3, "cohort": 3, "batch": 20, "lr": 0.05},
+    "train": {"rounds": 3, "cohort": 3, "batch_size": 20, "lr": 0.05},
 }
 
 
@@ -98,6 +99,36 @@ def test_another_recipe_is_refused_naming_the_difference(tmp_path: Path) -> None
     ):
         with pytest.raises(RunError, match=f"started with another recipe: {message}"):
             run(recipe("train.rounds=1", change), tmp_path, resume=True)
+
+
+def test_a_run_from_before_settings_were_renamed_resumes_once_its_recipe_is_edited(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(), tmp_path / "old", on_event=_stop_at_round(2))
+    path = tmp_path / "old" / "recipe.toml"
+    text, old = path.read_text(), {"batch_size": "batch", "max_grad_norm": "clip"}
+    path.write_text(text.replace("batch_size", "batch").replace("max_grad_norm", "clip"))
+    committed = tmp_path / "old" / "checkpoint" / "current"
+    info = committed.parent / committed.read_text() / "info.json"
+    state = json.loads(info.read_text())
+    state["settings"] = {old.get(key, key): value for key, value in state["settings"].items()}
+    info.write_text(json.dumps(state))
+    before = sorted((file, file.read_bytes()) for file in path.parent.rglob("*") if file.is_file())
+    renamed = r"recipe\.toml: train\.batch is now train\.batch_size; train\.clip is now train\.max_grad_norm"
+    for use in (lambda: run(recipe(), path.parent, resume=True), lambda: load(path.parent)):
+        with pytest.raises(RecipeError, match=renamed):
+            use()
+    assert sorted((file, file.read_bytes()) for file in path.parent.rglob("*") if file.is_file()) == before
+    path.write_text(text)
+    resumed = run(recipe(), path.parent, resume=True)
+    assert resumed.summary["weights_sha256"] == run(recipe()).summary["weights_sha256"]
+
+
+def _stop_at_round(number: int) -> Callable[[dict[str, Any]], None]:
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "committed" and event["round"] == number:
+            raise KeyboardInterrupt
+
+    return listen
 
 
 def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ class Gauge:
     def __init__(self, request: Request) -> None:
         known = request.resolved
         self.training, self.codec = known.training, known.codec
-        size = (self.training.batch, *request.shape)
+        size = (self.training.batch_size, *request.shape)
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]

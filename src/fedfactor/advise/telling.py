@@ -24,8 +24,8 @@ def sentence(found: Plan) -> str:
     kind = "personal models" if request.personal else "a model of the server's own"
     if fit is None:
         return (
-            f"No method that gives {kind} fits every device: raise a limit, try a smaller batch (--set train.batch=8) "
-            "or smaller capacities (--capacities), or take a smaller model."
+            f"No method that gives {kind} fits every device: raise a limit, try a smaller batch "
+            "(--set train.batch_size=8) or smaller capacities (--capacities), or take a smaller model."
         )
     sizes = ", ".join(dict.fromkeys(_what(fit, row) for row in fit.rows))
     rivals = sum(other.personal == fit.personal for other in found.fits) - 1
@@ -65,7 +65,7 @@ def render(found: Plan, rounds: int | None = None) -> RenderableType:
         Text(
             f"{request.tables['model']['name']}, inputs of {' x '.join(map(str, request.shape))}, dense: "
             f"{dense.parameters:,} parameters, {quantity('macs', dense.macs)} an example, "
-            f"{quantity('memory', dense.memory)} to train a batch of {training.batch} "
+            f"{quantity('memory', dense.memory)} to train a batch of {training.batch_size} "
             f"({quantity('memory', dense.activations)} of them activations), {quantity('up', dense.up)} up and "
             f"{quantity('down', dense.down)} down a round."
         )
@@ -83,8 +83,8 @@ def render(found: Plan, rounds: int | None = None) -> RenderableType:
         parts += [Text(), _misfits(found.misfits)]
     kept = "weights, gradients, momentum" if training.momentum else "weights, gradients"
     notes = [
-        f"MB to train: {kept} and activations of a batch of {training.batch}. Fewer bytes, % of MACs: against dense "
-        "FedAvg. Limit: what keeps a device from the next larger size. "
+        f"MB to train: {kept} and activations of a batch of {training.batch_size}. Fewer bytes, % of MACs: against "
+        "dense FedAvg. Limit: what keeps a device from the next larger size. "
     ]
     if any(fit.personal for fit in found.fits):
         notes.append("*: models of the clients' own. ")

@@ -393,7 +393,7 @@ def plan(
     methods: Annotated[str, typer.Option(help="Only these, with commas; default: all.")] = "",
     personal: Annotated[bool, typer.Option("--personal", help="Choose among methods with personal models.")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A recipe's key: --set train.batch=16, codec.name=int8.")
+        list[str] | None, typer.Option("--set", help="A recipe's key: --set train.batch_size=16, codec.name=int8.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Data set of the recipe; default: by input and classes.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Write the choice as a recipe to this file.")] = None,

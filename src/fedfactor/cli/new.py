@@ -80,7 +80,7 @@ def main() -> None:
         rounds=10,
         cohort=5,
         epochs=2,
-        batch=16,
+        batch_size=16,
     )
     print(result)
 
@@ -131,7 +131,7 @@ name = "float32"  # float16, fedpaq, int8, topk: fewer bytes
 rounds = 20
 cohort = 5  # clients a round; a share below 1, such as 0.1, counts too
 epochs = 2
-batch = 16
+batch_size = 16
 lr = 0.1
 momentum = 0.0
 schedule = "constant"  # cosine; or [train.schedule] with kind = "multistep", milestones, decay

@@ -118,8 +118,8 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             loss.backward()  # type: ignore[no-untyped-call]
             _densify(parameters)
             setup.optimizer.correct(parameters, ctx)
-            if training.clip:
-                torch.nn.utils.clip_grad_norm_(parameters.values(), training.clip)
+            if training.max_grad_norm:
+                torch.nn.utils.clip_grad_norm_(parameters.values(), training.max_grad_norm)
             descent.step()
             pull = training.momentum * pull + 1.0
             travel += ctx.lr * pull
@@ -151,7 +151,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
     (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
     home = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch))
+        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch_size))
         if len(order) > 1 and len(order[-1]) == 1:
             order[-2:] = [torch.cat(order[-2:])]
         for where in order:

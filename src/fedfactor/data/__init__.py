@@ -3,10 +3,8 @@
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.digits import digits
 from fedfactor.data.federated import federated
-from fedfactor.data.federated import resolved as resolved_partition
 from fedfactor.data.show import counts, draw
 from fedfactor.data.sources import MissingData, load
-from fedfactor.data.sources.registry import resolved as resolved_data
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.data.transform import NORMS, Tokens, Transform
 
@@ -23,6 +21,4 @@ __all__ = [
     "federated",
     "iid",
     "load",
-    "resolved_data",
-    "resolved_partition",
 ]

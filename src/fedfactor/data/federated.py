@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +16,15 @@ from fedfactor.rng import numpy_rng
 
 Rows = Labels
 
-SHARED = ("seed", "take", "train_share", "own_test", "test_share", "test_limit")
-"""Options of every partition."""
+SHARED = {
+    "seed": "seed of the split and of what is taken from it",
+    "take": "keep this many of the clients, at random; 0: all",
+    "train_share": "share of each client's training examples to keep",
+    "own_test": "give each client test data of its own",
+    "test_share": "share of the examples to hold out for testing where the data set has no fitting test set",
+    "test_limit": "keep this many test examples, at random; 0: all",
+}
+"""Options of all partitions, and what they mean."""
 
 
 def federated(
@@ -69,14 +74,6 @@ def federated(
         [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
         transform or dataset.transform,
     )
-
-
-def resolved(kind: str = "iid", **options: Any) -> dict[str, Any]:
-    """Return the whole table of a partition, with the defaults of all that is not given; mistakes are raised."""
-    own = inspect.signature(federated).parameters
-    defaults = {name: own[name].default for name in SHARED}
-    mine = {name: options.pop(name, default) for name, default in defaults.items()}
-    return {"kind": kind, **mine, **dataclasses.asdict(create(kind, **options))}
 
 
 def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any]) -> Partition:

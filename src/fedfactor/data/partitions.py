@@ -120,12 +120,14 @@ class Dirichlet(Partition):
     """Every class split over the clients by Dirichlet(alpha): sizes differ."""
 
     alpha: float = field(default=0.5, metadata=described("small: few classes a client; large: nearly IID"))
-    least: int = field(default=2, metadata=described("smallest number of examples a client may have"))
+    min_examples: int = field(default=2, metadata=described("smallest number of examples a client may have"))
     tries: int = field(default=100, metadata=described("draws before the smallest clients are topped up"))
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.dirichlet(train.labels, self.clients, self.alpha, rng, least=self.least, tries=self.tries)
+        return functions.dirichlet(
+            train.labels, self.clients, self.alpha, rng, min_examples=self.min_examples, tries=self.tries
+        )
 
 
 @register("shards")
@@ -133,11 +135,11 @@ class Dirichlet(Partition):
 class Shards(Partition):
     """Examples sorted by label and cut into shards, dealt out at random (McMahan et al. 2017)."""
 
-    shards: int = field(default=2, metadata=described("shards a client"))
+    shards_per_client: int = field(default=2, metadata=described("shards per client"))
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.shards(train.labels, self.clients, rng, shards=self.shards)
+        return functions.shards(train.labels, self.clients, rng, shards=self.shards_per_client)
 
 
 @register("classes")
@@ -145,12 +147,12 @@ class Shards(Partition):
 class Classes(Partition):
     """Exactly k classes a client, in equal shares, every class with equally many clients (FLANC)."""
 
-    k: int = field(default=3, metadata=described("classes a client"))
+    classes_per_client: int = field(default=3, metadata=described("classes per client"))
     equal: bool = field(default=True, metadata=described("equal amounts to the example; what is left over is unused"))
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.k_classes(train.labels, self.clients, self.k, rng, equal=self.equal)
+        return functions.k_classes(train.labels, self.clients, self.classes_per_client, rng, equal=self.equal)
 
 
 @register("equal-dirichlet")
@@ -199,13 +201,15 @@ class Natural(Partition):
 
     clients: int = field(default=0, metadata=described("how many clients, owners taken at random; 0: all owners"))
     ids_per_client: int = field(default=1, metadata=described("owners a client"))
-    least: int = field(default=1, metadata=described("owners with fewer training examples are left out"))
+    min_examples: int = field(default=1, metadata=described("owners with fewer training examples are left out"))
 
     def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
         """Return every client's training examples, and the test examples of the same owners."""
         if train.ids is None:
             raise ValueError("this data set has no natural owners: take another kind of partition")
-        groups = functions.owners(train.ids, self.clients, rng, ids_per_client=self.ids_per_client, least=self.least)
+        groups = functions.owners(
+            train.ids, self.clients, rng, ids_per_client=self.ids_per_client, min_examples=self.min_examples
+        )
         ids = np.empty(0, np.int64) if test.ids is None else test.ids
         return functions.of_owners(train.ids, groups), functions.of_owners(ids, groups)
 

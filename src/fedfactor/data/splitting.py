@@ -19,14 +19,14 @@ def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
 
 
 def dirichlet(
-    labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, least: int = 2, tries: int = 100
+    labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, min_examples: int = 2, tries: int = 100
 ) -> Parts:
     """Split every class over the clients by proportions from Dirichlet(alpha), so that all have at least `least`.
 
     Proportions are drawn anew until they do. Many clients and a small alpha never get there: then, after `tries`, the
     clients that are short get examples at random from whoever has most.
     """
-    _enough(labels, clients, max(least, 1))
+    _enough(labels, clients, max(min_examples, 1))
     _positive(alpha)
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     owner = np.empty(len(labels), dtype=np.int64)
@@ -36,10 +36,10 @@ def dirichlet(
             shares = rng.dirichlet(np.full(clients, alpha))
             edges = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
             owner[members] = np.repeat(np.arange(clients), np.diff(edges, prepend=0))
-        if np.bincount(owner, minlength=clients).min() >= least:
+        if np.bincount(owner, minlength=clients).min() >= min_examples:
             break
     else:
-        _top_up(owner, clients, least, rng)
+        _top_up(owner, clients, min_examples, rng)
     return _by_owner(owner, clients)
 
 
@@ -60,7 +60,7 @@ def k_classes(labels: Labels, clients: int, k: int, rng: np.random.Generator, *,
     """
     values = np.unique(labels)
     if not 1 <= k <= len(values):
-        raise ValueError(f"k must be between 1 and the {len(values)} classes there are, got {k}")
+        raise ValueError(f"classes_per_client must be between 1 and the {len(values)} classes there are, got {k}")
     holders: list[list[int]] = [[] for _ in values]
     for client in range(clients):
         # The classes with fewest holders so far, ties at random: counts never differ by more than one.
@@ -134,25 +134,27 @@ def dirichlet_pair(
     return parts
 
 
-def natural(ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, least: int = 1) -> Parts:
+def natural(
+    ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, min_examples: int = 1
+) -> Parts:
     """Give every client the examples of one owner or of several: see `owners`."""
-    return of_owners(ids, owners(ids, clients, rng, ids_per_client=ids_per_client, least=least))
+    return of_owners(ids, owners(ids, clients, rng, ids_per_client=ids_per_client, min_examples=min_examples))
 
 
 def owners(
-    ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, least: int = 1
+    ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, min_examples: int = 1
 ) -> list[NDArray[np.int64]]:
     """Choose every client's owners among those of at least `least` examples.
 
     `clients` takes as many as are needed at random; 0 takes all that make whole clients. An id of -1 is nobody.
     """
-    able = np.flatnonzero(np.bincount(ids[ids >= 0]) >= max(least, 1))
+    able = np.flatnonzero(np.bincount(ids[ids >= 0]) >= max(min_examples, 1))
     each = max(ids_per_client, 1)
     wanted = (clients or len(able) // each) * each
     if not 0 < wanted <= len(able):
         raise ValueError(
-            f"{max(wanted, each):,} owners with at least {least:,} examples are needed, {each:,} for every client, "
-            f"and there are {len(able):,}"
+            f"{max(wanted, each):,} owners with at least {min_examples:,} examples are needed, {each:,} for every "
+            f"client, and there are {len(able):,}"
         )
     chosen = rng.permutation(able)[:wanted] if clients or each > 1 else able
     return list(chosen.reshape(-1, each))
@@ -226,11 +228,11 @@ def _by_owner(owner: Labels, clients: int) -> Parts:
     return [order[begin:end] for begin, end in pairwise(edges.tolist())]
 
 
-def _top_up(owner: Labels, clients: int, least: int, rng: np.random.Generator) -> None:
-    """Move as few examples as give every client `least`, each from the client that has most at the time."""
+def _top_up(owner: Labels, clients: int, min_examples: int, rng: np.random.Generator) -> None:
+    """Move as few examples as give every client `min_examples`, each from the client that has most at the time."""
     sizes = np.bincount(owner, minlength=clients)
-    for client in np.flatnonzero(sizes < least):
-        while sizes[client] < least:
+    for client in np.flatnonzero(sizes < min_examples):
+        while sizes[client] < min_examples:
             richest = int(sizes.argmax())
             moved = rng.choice(np.flatnonzero(owner == richest))
             owner[moved] = client

@@ -15,7 +15,7 @@ import fedfactor
 from fedfactor.export.taking import ExportError, Taken
 from fedfactor.nn.state import tensors_of
 from fedfactor.rng import derive, seeded
-from fedfactor.runs.recipe import builder_of
+from fedfactor.runs.sections import builder_of
 from fedfactor.runs.tasks import model_options
 
 HEAD = "# Plain torch: the network of the weights beside this file."

@@ -1,61 +1,90 @@
-"""The settings of a run that belong to no method, optimizer or codec."""
+"""The settings of a run that belong to no method, optimizer or codec.
+
+Types, limits and defaults are stated once, in the annotations below, and hold for recipes and for Python alike: the
+classes are pydantic dataclasses. Recipes, their JSON Schema and the errors read them from there.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
-from fedfactor.checks import check_choice, check_number
+from fedfactor.protocol.sentences import sentence
 from fedfactor.rng import numpy_rng
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+CONFIG = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+"""Unknown names are refused, values are not converted, and the text below a field describes it."""
+
+Settings = TypeVar("Settings")
 
 
-def check_device_name(name: str) -> None:
-    """Raise a sentence unless torch knows a device of this name, here or elsewhere."""
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def checked(cls: type[Settings]) -> type[Settings]:
+    """Make a frozen dataclass that raises ValueError, in one sentence, if an argument is not what its field says."""
+    made: Any = dataclass(frozen=True, config=CONFIG)(cls)
+    validate, signature = made.__init__, inspect.signature(made)
+
+    @functools.wraps(validate)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        try:
+            validate(self, **given)
+        except ValidationError as error:
+            raise ValueError(f"{cls.__name__}: {sentence(error, given, made.__pydantic_fields__)}") from None
+
+    made.__init__ = init
+    return cast(type[Settings], made)
+
+
+Count = Annotated[int, Field(ge=0)]
+Nonnegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Level = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Kind = Literal["constant", "exponential", "multistep", "cosine"]
+Dtype = Literal["float32", "float64", "bfloat16"]
+
+
+def check_device_name(name: str) -> str:
+    """Return the name of a device. Raise ValueError if no build of torch has such a device."""
     try:
         known = torch.device(name).type != "meta"
     except RuntimeError:
         known = False
     if not known:
-        raise ValueError(f"device must be cpu, cuda, cuda:1, mps, xpu or another that torch has, got {name!r}")
+        raise ValueError("must be cpu, cuda, cuda:1, mps, xpu or another device of torch")
+    return name
 
 
 def check_device_here(name: str) -> None:
-    """Raise a sentence unless this machine can compute on a device."""
+    """Raise ValueError if this machine cannot compute on a device."""
     try:
         torch.empty(1, device=name)
-    except Exception as error:  # torch raises many kinds, by device
+    except Exception as error:  # torch raises many types, depending on the device
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise ValueError(f"device {name!r} cannot be used here ({reason}); cpu always can") from None
 
 
-Kind = Literal["constant", "exponential", "multistep", "cosine"]
-
-
-@dataclass(frozen=True)
+@checked
 class Schedule:
-    """How the learning rate changes over rounds."""
+    """How the learning rate changes over the rounds."""
 
     kind: Kind = "constant"
-    decay: float = 1.0
-    """Factor a round (exponential) or a milestone (multistep)."""
-    milestones: tuple[int, ...] = ()
-    """Rounds, counted from 0, from which the next factor applies."""
-    floor: float = 0.0
-    """Where the cosine ends."""
-
-    def __post_init__(self) -> None:
-        check_choice("schedule", self.kind, ("constant", "exponential", "multistep", "cosine"))
-        for name in ("decay", "floor"):
-            check_number(name, getattr(self, name), 0)
-        for milestone in self.milestones:
-            check_number("milestones", milestone, 0, whole=True)
+    """The shape of the curve."""
+    decay: Nonnegative = 1.0
+    """Factor per round (exponential) or per milestone (multistep)."""
+    milestones: Annotated[tuple[Count, ...], Field(strict=False)] = ()
+    """Rounds, counted from 0, at which the learning rate is multiplied by `decay` (multistep)."""
+    floor: Nonnegative = 0.0
+    """Learning rate at the end (cosine)."""
 
     def rate(self, lr: float, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
@@ -68,38 +97,38 @@ class Schedule:
         return lr
 
 
-@dataclass(frozen=True)
+@checked
 class Training:
-    """What every client does in a round, and where."""
+    """How each client trains in a round, and on which device."""
 
-    epochs: int = 1
-    batch: int = 32
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    """Largest norm of a gradient; 0: no clipping."""
+    epochs: Count = 1
+    """Local epochs per round."""
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    """Examples per batch."""
+    lr: Nonnegative = 0.1
+    """Learning rate of the clients' SGD."""
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Momentum of the clients' SGD."""
+    weight_decay: Nonnegative = 0.0
+    """Weight decay of the clients' SGD."""
+    max_grad_norm: Nonnegative = 0.0
+    """Gradients are clipped to this norm; 0: no clipping."""
     schedule: Schedule | Kind = Schedule()
-    """A schedule, or the name of one that needs no settings."""
+    """How the learning rate changes over the rounds: a schedule, or the name of one that needs no other settings."""
     seed: int = 0
-    device: str = "cpu"
-    dtype: str = "float32"
+    """Seed of everything random except the partition, which has its own."""
+    device: Annotated[str, AfterValidator(check_device_name)] = "cpu"
+    """Device of torch on which clients train: cpu, cuda, cuda:1, mps, ..."""
+    dtype: Dtype = "float32"
+    """Data type of the weights."""
 
     def __post_init__(self) -> None:
-        check_number("epochs", self.epochs, 0, whole=True)
-        check_number("batch", self.batch, 1, whole=True)
-        check_number("seed", self.seed, -math.inf, whole=True)
-        check_number("momentum", self.momentum, 0, 1)
-        for name in ("lr", "weight_decay", "clip"):
-            check_number(name, getattr(self, name), 0)
-        check_choice("dtype", self.dtype, DTYPES)
-        check_device_name(self.device)
         if isinstance(self.schedule, str):
             object.__setattr__(self, "schedule", Schedule(self.schedule))
 
     def rate(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
-        assert isinstance(self.schedule, Schedule)  # names were replaced when this was made
+        assert isinstance(self.schedule, Schedule)  # __post_init__ has replaced a name
         return self.schedule.rate(self.lr, round, rounds)
 
     @property
@@ -109,28 +138,19 @@ class Training:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The training type as torch knows it."""
-        return DTYPES[self.dtype]
+        """The data type as torch knows it."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
 
-@dataclass(frozen=True)
+@checked
 class Capacities:
-    """Which share of the full model each client can take: levels, how many clients have each, fixed or redrawn."""
+    """Which share of the full model each client can train."""
 
-    shares: Mapping[float, float] = field(default_factory=lambda: {1.0: 1.0})
-    """From a level in (0, 1] to the share of clients that have it."""
+    shares: Annotated[Mapping[Level, Share], Field(min_length=1)] = field(default_factory=lambda: {1.0: 1.0})
+    """The share of clients that have each level; a level is a capacity in (0, 1]."""
     dynamic: bool = False
-    """Redrawn for every client in every round."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.shares, Mapping):
-            raise ValueError(
-                f"capacities are levels with their shares, such as {{1.0: 0.5, 0.5: 0.5}}, got {self.shares!r}"
-            )
-        if not self.shares or any(not 0 < level <= 1 for level in self.shares):
-            raise ValueError(f"capacities must lie in (0, 1], got {list(self.shares)}")
-        if any(share <= 0 for share in self.shares.values()):
-            raise ValueError(f"shares of capacities must be positive, got {list(self.shares.values())}")
+    """Whether each client draws its capacity anew in each round."""
 
     @property
     def levels(self) -> list[float]:
@@ -138,7 +158,7 @@ class Capacities:
         return sorted(self.shares, reverse=True)
 
     def assign(self, seed: int, population: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Give every client a level (its position in `levels`) so that the shares hold exactly, in seeded order."""
+        """Give each client a level (its index in `levels`) in seeded order, so that the shares hold exactly."""
         share = np.array([self.shares[level] for level in self.levels])
         edges = np.rint(np.cumsum(share) / share.sum() * population).astype(np.int64)
         blocks = np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0))
@@ -150,14 +170,14 @@ class Capacities:
         return self.levels[int(numpy_rng(seed, "capacity", round, client).choice(len(share), p=share / share.sum()))]
 
 
-@dataclass(frozen=True)
+@checked
 class Reported(Capacities):
-    """Capacities of which some clients' are known: the largest level that each can take."""
+    """Capacities where some clients have reported the largest capacity they can train."""
 
     given: Mapping[int, float] = field(default_factory=dict)
 
     def assign(self, seed: int, population: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Give every other client a level as without them."""
+        """Give clients that reported the largest level they can train, and the others a level as without reports."""
         found = super().assign(seed, population)
         for client, most in self.given.items():
             fitting = [place for place, level in enumerate(self.levels) if level <= most]
@@ -165,60 +185,45 @@ class Reported(Capacities):
         return found
 
 
-@dataclass(frozen=True)
+@checked
 class Rounds:
-    """How many rounds there are, who takes part, what is measured, and when a run gives up."""
+    """How many rounds there are, who takes part, what is measured, and when a run stops."""
 
-    rounds: int = 10
-    cohort: int | float = 1.0
-    """Clients a round: a number, or a share of the population."""
-    quorum: float = 0.5
-    """Least share of a cohort that must answer well; below it the run stops."""
-    evaluate_every: int = 1
-    """Rounds between evaluations; the last round is always evaluated. 0: only the last."""
+    rounds: Count = 10
+    """Number of rounds."""
+    cohort: Annotated[int, Field(ge=1)] | Level = 1.0
+    """Clients per round: a whole number, or a share of the population such as 0.1."""
+    quorum: Level = 0.5
+    """Smallest share of a cohort that must answer with a valid update; below it the run stops."""
+    evaluate_every: Count = 1
+    """Rounds between evaluations. The last round is always evaluated; 0: only the last."""
     evaluate_clients: Literal["none", "selected", "all"] = "selected"
-    """Whose own test data personal models are measured on."""
-    evaluate_limit: int = 0
-    """Most clients that stand for all, in measuring and in gathering norm statistics: always the same. 0: all do."""
-    target: float | None = None
-    """Accuracy at which rounds, bytes and operations are noted."""
-    joules_per_byte: float | None = None
-    """Energy of the link; there is no default, since no paper prints one."""
-
-    def __post_init__(self) -> None:
-        check_number("rounds", self.rounds, 0, whole=True)
-        check_number("evaluate_every", self.evaluate_every, 0, whole=True)
-        check_number("evaluate_limit", self.evaluate_limit, 0, whole=True)
-        check_choice("evaluate_clients", self.evaluate_clients, ("none", "selected", "all"))
-        if isinstance(self.cohort, float) and not 0 < self.cohort <= 1:
-            raise ValueError(f"a cohort given as a share must lie in (0, 1], got {self.cohort:g}")
-        if isinstance(self.cohort, int) and self.cohort < 1:
-            raise ValueError(f"a cohort must have at least one client, got {self.cohort}")
-        if self.target is not None:
-            check_number("target", self.target, 0, 1)
-        if self.joules_per_byte is not None:
-            check_number("joules_per_byte", self.joules_per_byte, 0)
-        if not 0 < self.quorum <= 1:
-            raise ValueError(f"quorum must lie in (0, 1], got {self.quorum:g}")
+    """Whose personal models are measured, each on the client's own test data."""
+    evaluate_limit: Count = 0
+    """Evaluate, and gather norm statistics from, at most this many clients, always the same ones; 0: all clients."""
+    target: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Accuracy for which the rounds, bytes and operations until it is reached are noted."""
+    joules_per_byte: Nonnegative | None = None
+    """Energy that the link needs per byte. It has no default because no paper prints one."""
 
     def due(self, round: int) -> bool:
         """Return whether a round, counted from 1, is evaluated."""
         return round == self.rounds or (self.evaluate_every > 0 and round % self.evaluate_every == 0)
 
     def cohort_of(self, seed: int, round: int, population: int) -> list[int]:
-        """Draw the clients of a round; the same for every method."""
+        """Draw the clients of a round; the same for each method."""
         drawn = numpy_rng(seed, "cohort", round).choice(population, size=self.cohort_size(population), replace=False)
         return [int(client) for client in drawn]
 
     def measured(self, seed: int, population: int) -> list[int]:
-        """Return the clients that stand for all when something is measured on everybody, in ascending order."""
+        """Return the clients that are measured when all are to be, in ascending order: see `evaluate_limit`."""
         if not 0 < self.evaluate_limit < population:
             return list(range(population))
         drawn = numpy_rng(seed, "measured").choice(population, size=self.evaluate_limit, replace=False)
         return sorted(int(client) for client in drawn)
 
     def cohort_size(self, population: int) -> int:
-        """Return how many clients take part in a round."""
+        """Return how many clients take part in a round. Raise ValueError if the population is smaller."""
         size = self.cohort if isinstance(self.cohort, int) else max(1, round_half_up(self.cohort * population))
         if size > population:
             raise ValueError(f"a cohort of {size} cannot be drawn from {population} clients")

@@ -1,112 +1,47 @@
-"""Recipes: a TOML file becomes checked settings, with every default written out.
+"""Recipes: read a TOML file, apply overrides, expand a sweep, and resolve it to settings with all defaults.
 
-A wrong key, type or value is one sentence that names the key, what is legal and the nearest match. The section
-`[paper]` is free-form: what the paper prints for this recipe, kept beside what is measured.
+`sections` says what each section may hold. The section `[paper]` is free-form: it holds what the paper prints for a
+recipe, to be shown beside what was measured.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import importlib
-import inspect
 import itertools
-import re
 import tomllib
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import tomli_w
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedfactor import models
-from fedfactor.checks import near
-from fedfactor.data import NORMS, resolved_data, resolved_partition
-from fedfactor.data.partitions import kinds
-from fedfactor.data.sources.registry import PICTURE_TYPES
-from fedfactor.data.sources.registry import info as source_of
+from fedfactor.data.federated import SHARED
+from fedfactor.data.partitions import create as create_partition
+from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
-from fedfactor.registry import KINDS, create, entries
+from fedfactor.registry import create
+from fedfactor.runs.sections import MEASURING, TAKING_PART, RecipeError, Table, built, read_sections, schema
 
-Table = dict[str, Any]
-Settings = TypeVar("Settings")
-
-HINT = " (did you mean {!r}?)"
-
-SECTIONS = (
-    "name", "seed", "data", "partition", "model", "method", "optimizer", "codec", "train", "capacities", "evaluate",
-    "run", "paper", "small", "sweep",
-)  # fmt: skip
+__all__ = [
+    "Recipe", "RecipeError", "Table", "cells", "merged", "overridden_cells", "override", "parse", "read", "resolve",
+    "schema", "small",
+]  # fmt: skip
 
 
-class RecipeError(ValueError):
-    """A recipe that cannot be run; the message names the key and what is legal."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CapacityTable:
-    """Levels in (0, 1], the share of clients that has each, and whether they are redrawn every round."""
-
-    levels: tuple[float, ...] = (1.0,)
-    shares: tuple[float, ...] = (1.0,)
-    dynamic: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class RunTable:
-    """What the run directory keeps."""
-
-    keep_rounds: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedOptions:
-    """Options of every partition: its seed, which part of it is used, and the clients' own test data."""
-
-    seed: int = 0
-    take: int = 0
-    train_share: float = 1.0
-    own_test: bool = True
-    test_share: float = 0.2
-    test_limit: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluateTable:
-    """What is measured and when; see `settings.Rounds`."""
-
-    every: int = Rounds.evaluate_every
-    clients: Literal["none", "selected", "all"] = Rounds.evaluate_clients
-    limit: int = Rounds.evaluate_limit
-    target: float | None = Rounds.target
-    joules_per_byte: float | None = Rounds.joules_per_byte
-
-
-@dataclasses.dataclass(frozen=True)
-class CohortTable:
-    """The part of `[train]` that says how many rounds there are and who takes part; see `settings.Rounds`."""
-
-    rounds: int = Rounds.rounds
-    cohort: int | float = Rounds.cohort
-    quorum: float = Rounds.quorum
-
-
-COHORT = [f.name for f in dataclasses.fields(CohortTable)]
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Recipe:
-    """A resolved recipe: plain tables, complete and checked, and the objects they stand for."""
+    """A resolved recipe: plain tables with all defaults, and the objects that they describe."""
 
     tables: Table
     training: Training
     rounds: Rounds
     capacities: Capacities
-    method: Any
-    optimizer: Any
-    codec: Any
+    method: Method
+    optimizer: Optimizer
+    codec: Codec
 
     @property
     def keep_rounds(self) -> tuple[int, ...]:
@@ -114,12 +49,12 @@ class Recipe:
         return tuple(self.tables["run"]["keep_rounds"])
 
     def to_toml(self) -> str:
-        """Write the resolved recipe."""
-        return tomli_w.dumps(_without_none(self.tables))
+        """Return the resolved recipe as TOML."""
+        return tomli_w.dumps(self.tables)
 
 
 def read(path: Path | str) -> Table:
-    """Read a recipe file as plain tables."""
+    """Read a recipe file as plain tables. Raise RecipeError if there is no such file or if it is not TOML."""
     path = Path(path)
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
@@ -130,7 +65,7 @@ def read(path: Path | str) -> Table:
 
 
 def parse(text: str, where: str) -> Table:
-    """Read the text of a recipe as plain tables; `where` is what mistakes are said of."""
+    """Read the text of a recipe as plain tables. Errors name the recipe by `where`."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -138,7 +73,7 @@ def parse(text: str, where: str) -> Table:
 
 
 def override(tables: Table, assignments: list[str]) -> Table:
-    """Apply `section.key=value` assignments; values are TOML, or else plain words."""
+    """Return tables with `section.key=value` assignments applied; a value that is not TOML is taken as a string."""
     changed = copy.deepcopy(tables)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -162,7 +97,7 @@ def _value(text: str) -> Any:
 
 
 def merged(tables: Table, overlay: Mapping[str, Any]) -> Table:
-    """Lay one set of tables over another, key by key."""
+    """Return tables with an overlay applied key by key."""
     result = copy.deepcopy(tables)
     for key, value in overlay.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), dict):
@@ -173,47 +108,51 @@ def merged(tables: Table, overlay: Mapping[str, Any]) -> Table:
 
 
 def small(tables: Table) -> Table:
-    """Apply the recipe's own `[small]` overlay."""
+    """Return tables with their own `[small]` section applied to the others."""
     if not isinstance(tables.get("small"), dict):
         raise RecipeError("this recipe has no [small] section")
-    return merged({k: v for k, v in tables.items() if k != "small"}, tables["small"])
+    return merged(_without(tables, "small"), tables["small"])
+
+
+def _without(table: Table, *keys: str) -> Table:
+    return {key: value for key, value in table.items() if key not in keys}
 
 
 def cells(tables: Table) -> dict[str, Table]:
-    """Return the recipes that a sweep stands for, by name; one without a sweep is its own only cell.
+    """Return the recipes of a sweep by name; a recipe without `[sweep]` is its own only cell.
 
-    `[sweep]` maps keys (`train.lr`) to lists, and the cells are their product; `[[sweep.cases]]` lists named
-    overlays to combine them with.
+    `[sweep]` maps keys such as `train.lr` to lists, and `[[sweep.cases]]` lists named overlays. There is one cell for
+    each combination of a case and one value per list.
     """
-    base = {key: value for key, value in tables.items() if key != "sweep"}
+    base = _without(tables, "sweep")
     sweep = _dotted(tables.get("sweep", {}))
     if not all(isinstance(values, list) for values in sweep.values()):
         raise RecipeError("[sweep] maps keys to lists, such as train.lr = [0.1, 0.2], and cases to a list of overlays")
     cases = sweep.pop("cases", [{}])
     if not all(isinstance(case, dict) and isinstance(case.get("name", ""), str) for case in cases):
-        raise RecipeError("[[sweep.cases]] are overlays, each with a name of its own")
+        raise RecipeError("each of [[sweep.cases]] should be a table of overlays whose name is a string")
     if "sweep" not in tables:
         return {str(base.get("name", "run")): base}
     found: dict[str, Table] = {}
     for case in cases:
-        overlay = {key: value for key, value in case.items() if key != "name"}
+        overlay = _without(case, "name")
         for values in itertools.product(*sweep.values()):
             pairs = list(zip(sweep, values, strict=True))
             parts = [case.get("name", ""), *(f"{key.rpartition('.')[2]}={value}" for key, value in pairs)]
             label = "-".join(part for part in parts if part).replace("/", "-")  # it names a directory
             if not label or label in found:
-                raise RecipeError(f"every cell of a sweep needs a name of its own: {label!r} is none, or taken")
+                raise RecipeError(f"each cell of a sweep needs a name of its own: {label!r} is empty or used twice")
             cell = merged(base, overlay)
             for key, value in pairs:
                 cell = merged(cell, _nested(key, value))
             found[label] = cell
     if not found:
-        raise RecipeError("[sweep] stands for no cell at all: one of its lists is empty")
+        raise RecipeError("[sweep] has no cells: one of its lists is empty")
     return found
 
 
 def overridden_cells(tables: Table, assignments: list[str]) -> dict[str, Table]:
-    """Return the cells of a recipe with overrides applied to each; what a sweep varies cannot be overridden."""
+    """Return the cells of a recipe with overrides applied to each. Keys that the sweep varies cannot be overridden."""
     for assignment in assignments:
         key = assignment.partition("=")[0].strip()
         if key in _dotted(tables.get("sweep", {})):
@@ -224,7 +163,7 @@ def overridden_cells(tables: Table, assignments: list[str]) -> dict[str, Table]:
 
 
 def _dotted(table: Any, prefix: str = "") -> Table:
-    """Flatten tables within tables: `{"train": {"lr": [...]}}` says the same as `{"train.lr": [...]}`."""
+    """Flatten nested tables: `{"train": {"lr": [...]}}` means the same as `{"train.lr": [...]}`."""
     if not isinstance(table, dict):
         return {prefix.removesuffix("."): table}
     return {key: value for name, inner in table.items() for key, value in _dotted(inner, f"{prefix}{name}.").items()}
@@ -236,260 +175,40 @@ def _nested(key: str, value: Any) -> Table:
 
 
 def resolve(tables: Table, where: str = "recipe") -> Recipe:
-    """Check tables and fill in every default."""
-    _known(where, "", tables, SECTIONS)
+    """Check tables and fill in the defaults. Errors name the recipe by `where`."""
     if "sweep" in tables:
-        raise RecipeError(f"{where} is a sweep of {len(cells(tables))} cells; take one of them")
-    _section(where, "small", tables)
-    name = tables.get("name", "run")
-    if not isinstance(name, str) or Path(name).name != name:
-        raise RecipeError(f"{where}: name should be a word that can name a directory, got {name!r}")
-    train = _training(where, tables)
-    rounds = _rounds(where, tables)
-    capacity = _checked(where, "capacities", CapacityTable, tables.get("capacities", {}))
-    if len(capacity.levels) != len(capacity.shares) or len(set(capacity.levels)) != len(capacity.levels):
-        raise RecipeError(f"{where}: capacities.levels must differ, and capacities.shares have one value for each")
-    kept = _checked(where, "run", RunTable, tables.get("run", {}))
-    if not all(0 <= number <= rounds.rounds for number in kept.keep_rounds):
-        raise RecipeError(
-            f"{where}: run.keep_rounds: should be rounds between 0 and train.rounds, {rounds.rounds}, got "
-            f"{list(kept.keep_rounds)}"
-        )
-    parts = {kind: _part(where, kind, tables) for kind in KINDS}
-    resolved: Table = {
-        "name": name,
-        "data": _data(where, tables),
-        "partition": _partition(where, tables),
-        "model": _model(where, tables),
-        **{kind.removesuffix("s"): _part_table(part) for kind, part in parts.items()},
-        "train": {**_table(train), **{key: getattr(rounds, key) for key in COHORT}},
-        "capacities": _table(capacity),
-        "evaluate": _table(_checked(where, "evaluate", EvaluateTable, _section(where, "evaluate", tables))),
-        "run": _table(kept),
-        "paper": _section(where, "paper", tables),
-    }
-    capacities = _built(
-        where,
-        "capacities",
-        lambda: Capacities(dict(zip(capacity.levels, capacity.shares, strict=True)), capacity.dynamic),
+        raise RecipeError(f"{where} is a sweep of {len(cells(tables))} cells; choose one of them")
+    sections = read_sections(tables, where)
+    written = {section: model.model_dump(mode="json", exclude_none=True) for section, model in sections.items()}
+    given = {section: dict(model) for section, model in sections.items()}
+    train, capacities = given["train"], given["capacities"]
+    rounds = Rounds(
+        **{key: train.pop(key) for key in TAKING_PART},
+        **{MEASURING[key]: value for key, value in given["evaluate"].items()},
     )
-    reason = parts["methods"].refuses(parts["optimizers"], parts["codecs"], train)
+    training = Training(**{**train, "schedule": Schedule(**given["schedule"])})
+    late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
+    if late:
+        raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")
+    built(f"{where}: partition", lambda: create_partition(**_without(given["partition"], *SHARED)))
+    method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
+    optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
+    codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))
+    reason = method.refuses(optimizer, codec, training)
     if reason:
         raise RecipeError(f"{where}: {reason}")
-    return Recipe(resolved, train, rounds, capacities, parts["methods"], parts["optimizers"], parts["codecs"])
-
-
-def _training(where: str, tables: Table) -> Training:
-    section = dict(_section(where, "train", tables))
-    legal = [f.name for f in dataclasses.fields(Training)] + COHORT
-    _known(where, "train", section, legal)
-    if "seed" in section and "seed" in tables:
-        raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
-    chosen = section.pop("schedule", {})
-    chosen = {"kind": chosen} if isinstance(chosen, str) else chosen  # one that needs no other settings
-    schedule = _checked(where, "train.schedule", Schedule, chosen)
-    mine = {key: value for key, value in section.items() if key not in COHORT}
-    checked = _checked(where, "train", Training, {"seed": tables.get("seed", 0), **mine})
-    return dataclasses.replace(checked, schedule=schedule)
-
-
-def _rounds(where: str, tables: Table) -> Rounds:
-    train = {key: value for key, value in _section(where, "train", tables).items() if key in COHORT}
-    cohort = _checked(where, "train", CohortTable, train)
-    measured = _checked(where, "evaluate", EvaluateTable, _section(where, "evaluate", tables))
-    evaluated = _built(
-        where,
-        "evaluate",
-        lambda: Rounds(
-            evaluate_every=measured.every,
-            evaluate_clients=measured.clients,
-            evaluate_limit=measured.limit,
-            target=measured.target,
-            joules_per_byte=measured.joules_per_byte,
-        ),
+    return Recipe(
+        {
+            "name": given[""]["name"],
+            **{key: written[key] for key in ("data", "partition", "model", "method", "optimizer", "codec")},
+            "train": {**written["train"], "schedule": written["schedule"]},
+            **{key: written[key] for key in ("capacities", "evaluate", "run")},
+            "paper": tables.get("paper", {}),
+        },
+        training,
+        rounds,
+        Capacities(dict(zip(capacities["levels"], capacities["shares"], strict=True)), capacities["dynamic"]),
+        method,
+        optimizer,
+        codec,
     )
-    return _built(where, "train", lambda: dataclasses.replace(evaluated, **dataclasses.asdict(cohort)))
-
-
-def _partition(where: str, tables: Table) -> Table:
-    """Check a partition's options against its kind, and fill in the defaults."""
-    section = _section(where, "partition", tables)
-    known = kinds()
-    kind = _word(where, "partition.kind", section.get("kind", "iid"))
-    if kind in known:
-        shared = [f.name for f in dataclasses.fields(SharedOptions)]
-        options = {key: value for key, value in section.items() if key != "kind"}
-        _known(where, "partition", options, [*shared, *(f.name for f in dataclasses.fields(known[kind]))])
-        _checked(where, "partition", SharedOptions, {key: value for key, value in options.items() if key in shared})
-        _checked(where, "partition", known[kind], {key: value for key, value in options.items() if key not in shared})
-    return _built(where, "partition", lambda: resolved_partition(**section))
-
-
-def _data(where: str, tables: Table) -> Table:
-    """Check the options of a data set against its loader, and fill in the defaults."""
-    section = _named(where, "data", tables)
-    source = _built(where, "data", lambda: source_of(section["name"]))
-    types = _types(source.loader)
-    legal = {**{key: types[key] for key in source.options}, **PICTURE_TYPES}
-    options = {key: value for key, value in section.items() if key != "name"}
-    if not source.takes_any:
-        _known(where, "data", options, legal)
-    _typed(where, "data", legal, options)
-    norm = options.get("norm", "")
-    if isinstance(norm, str) and norm not in ("", *NORMS):
-        raise RecipeError(
-            f"{where}: data.norm: should be one of {', '.join(NORMS)}{near(norm, NORMS, HINT)}, got {norm!r}"
-        )
-    return _built(where, "data", lambda: resolved_data(**section))
-
-
-def _model(where: str, tables: Table) -> Table:
-    """Check a model's options against its builder, and fill in the defaults; `classes` comes from the data."""
-    section = copy.deepcopy(_named(where, "model", tables))
-    builder = builder_of(section["name"], where)
-    legal, options = _types(builder), {key: value for key, value in section.items() if key != "name"}
-    parameters = inspect.signature(builder).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        _known(where, "model", options, legal)
-    _typed(where, "model", legal, options)
-    for key, parameter in parameters.items():
-        if key in legal and parameter.default is parameter.empty and key not in {*options, "classes", "width"}:
-            raise RecipeError(f"{where}: model.{key} is missing: {section['name']} has no default for it")
-    simple = {key: p.default for key, p in parameters.items() if isinstance(p.default, (bool, int, float, str))}
-    return {**section, **{key: value for key, value in simple.items() if key not in section and key != "classes"}}
-
-
-def _types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameters of a function and their types as far as it says them."""
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except (NameError, TypeError, SyntaxError):  # annotations of names that exist only for type checkers
-        signature = inspect.signature(function)
-    found: dict[str, Any] = {}
-    for parameter in signature.parameters.values():
-        said = parameter.annotation
-        if said is parameter.empty or isinstance(said, str):
-            plain = isinstance(parameter.default, (bool, int, float, str))
-            said = type(parameter.default) if plain else Any
-        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            found[parameter.name] = said
-    return found
-
-
-def builder_of(name: str, where: str = "recipe") -> Callable[..., Any]:
-    """Return what builds a model: one of ours by name, or `package.module:function`."""
-    if ":" not in name:
-        return _built(where, "model", lambda: models.info(name).builder)
-    module, _, attribute = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(f"{where}: model.name {name!r} cannot be imported: {error}") from None
-    return found
-
-
-def _part(where: str, kind: str, tables: Table) -> Any:
-    single = kind.removesuffix("s")
-    default = {"methods": "fedavg", "optimizers": "fedavg", "codecs": "float32"}[kind]
-    section = dict(_section(where, single, tables))
-    name = _word(where, f"{single}.name", section.pop("name", default))
-    known = entries(kind)
-    if name in known:
-        return _checked(where, single, known[name].cls, section)
-    return _built(where, single, lambda: create(kind, name))
-
-
-def _part_table(part: Any) -> Table:
-    return {"name": part.name, **_table(part)}
-
-
-def _table(settings: Any) -> Table:
-    table = dataclasses.asdict(settings)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in table.items()}
-
-
-def _section(where: str, name: str, tables: Table) -> Table:
-    section = tables.get(name, {})
-    if not isinstance(section, dict):
-        raise RecipeError(f"{where}: {name} must be a section, got {section!r}")
-    return section
-
-
-def _named(where: str, name: str, tables: Table) -> Table:
-    """Return a section that must say what it is about."""
-    section = _section(where, name, tables)
-    if "name" not in section:
-        raise RecipeError(f"{where}: {name}.name is missing: it says which {name} to take")
-    _word(where, f"{name}.name", section["name"])
-    return section
-
-
-def _word(where: str, key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise RecipeError(f"{where}: {key}: should be a word, got {value!r}")
-    return value
-
-
-def _known(where: str, section: str, table: Mapping[str, Any], legal: typing.Iterable[str]) -> None:
-    legal = list(legal)
-    for key in table:
-        if key not in legal:
-            full = f"{section}.{key}".removeprefix(".")
-            raise RecipeError(
-                f"{where}: there is no key {full!r}; {near(key, legal)}legal are {', '.join(legal) or 'none'}"
-            )
-
-
-def _checked(where: str, section: str, cls: type[Settings], values: Mapping[str, Any]) -> Settings:
-    """Build a settings dataclass from a table, strictly typed."""
-    if not isinstance(values, Mapping):
-        raise RecipeError(f"{where}: {section} must be a section, got {values!r}")
-    _known(where, section, values, [f.name for f in dataclasses.fields(cls)])  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    checked = _typed(where, section, {f.name: hints[f.name] for f in dataclasses.fields(cls)}, values)  # type: ignore[arg-type]
-    return _built(where, section, lambda: cls(**checked))
-
-
-def _typed(where: str, section: str, types: Mapping[str, Any], values: Mapping[str, Any]) -> Table:
-    """Check the values of a table, strictly, and return them with tuples where TOML has lists."""
-    checked, wrong = {}, []
-    for key, value in values.items():
-        expected = TypeAdapter(types.get(key, Any), config=ConfigDict(strict=True, arbitrary_types_allowed=True))
-        try:
-            checked[key] = expected.validate_python(_tuples(value))
-        except ValidationError as error:
-            wrong.append(f"{section}.{key}: should be {_expected(error)}, got {value!r}")
-    if wrong:
-        raise RecipeError(f"{where}: {'; '.join(wrong)}")
-    return checked
-
-
-def _built(where: str, section: str, build: Callable[[], Settings]) -> Settings:
-    try:
-        return build()
-    except ValueError as error:
-        raise RecipeError(f"{where}: {section}: {error}") from None
-
-
-def _expected(error: ValidationError) -> str:
-    """Say in words what a value should have been: all the types it could have had."""
-    words = []
-    for item in error.errors():
-        word = item["msg"].removeprefix("Input should be ").replace("a valid tuple", "a list")
-        if item["type"] == "literal_error" and isinstance(item["input"], str):
-            word += near(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]), HINT)
-        words.append(word)
-    return " or ".join(dict.fromkeys(words))
-
-
-def _tuples(value: Any) -> Any:
-    """TOML has lists where settings have tuples."""
-    if isinstance(value, Mapping):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, (list, tuple)) else value

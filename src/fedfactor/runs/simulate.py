@@ -46,8 +46,8 @@ def simulate(
     """Train `model` on `data` split over clients, and return the finished run.
 
     `data` is a `FederatedData`, or inputs and targets that are split over `clients` (IID, or Dirichlet with `alpha`).
-    `settings` are those of `Training` (epochs, batch, lr, momentum, seed, ...) and `Rounds` (rounds, cohort, ...). With
-    a `directory` the run is committed there round by round, and a call with the same directory carries on.
+    `settings` are those of `Training` (epochs, batch_size, lr, momentum, seed, ...) and `Rounds` (rounds, cohort, ...).
+    With a `directory` the run is committed there round by round, and a call with the same directory carries on.
     """
     for part in (method, optimizer, codec):
         if isinstance(part, type):

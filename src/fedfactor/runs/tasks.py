@@ -14,7 +14,8 @@ from fedfactor.data import load as load_data
 from fedfactor.data.clients import FederatedData
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.directory import RunError
-from fedfactor.runs.recipe import Recipe, Table, builder_of
+from fedfactor.runs.recipe import Recipe
+from fedfactor.runs.sections import Table, builder_of
 from fedfactor.task import Task
 
 Facts = dict[str, Any]

@@ -35,7 +35,7 @@ class Costs:
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
-            example = data.transform.test(data.train[0][: setup.training.batch])
+            example = data.transform.test(data.train[0][: setup.training.batch_size])
             first = next(iter(network.parameters()), torch.empty(0))
             self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
         return self._macs[key]

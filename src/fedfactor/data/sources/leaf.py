@@ -27,13 +27,13 @@ SPACES = re.compile("   *")
 
 
 @source("shakespeare", fetch=CLONE + "shakespeare && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8")
-def shakespeare(folder: Path, roles: int = 0, least: int = 2, role_seed: int = 0) -> Dataset:
+def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: int = 0) -> Dataset:
     """Shakespeare by role: the character that follows 80 others; 1,129 roles, four million windows, no test set.
 
-    As in LEAF a role's lines are joined by spaces. `roles` takes so many at random of those with at least `least`
-    windows.
+    As in LEAF a role's lines are joined by spaces. `roles` takes so many at random, of those with at least
+    `min_examples` windows.
     """
-    for option, value in (("roles", roles), ("least", least)):
+    for option, value in (("roles", roles), ("min_examples", min_examples)):
         check_number(option, value, 0, whole=True)
     roots = [folder / "shakespeare", folder / "leaf" / "data" / "shakespeare" / "data" / "raw_data", folder]
     roots[1:1] = [roots[0] / "data" / "raw_data", roots[0] / "raw_data"]
@@ -57,7 +57,7 @@ def shakespeare(folder: Path, roles: int = 0, least: int = 2, role_seed: int = 0
     arrays, facts = cached(folder, "shakespeare", [*paths, *([plays] if known is not None else [])], {}, build)
     # Windows overlap, so the text is enough: a row is a view of 80 characters, and no window is stored.
     inputs = np.lib.stride_tricks.sliding_window_view(arrays["text"][:-1], WINDOW, writeable=True)
-    owner, names = _some_roles(arrays["owner"], tuple(facts["roles"]), roles, least, role_seed)
+    owner, names = _some_roles(arrays["owner"], tuple(facts["roles"]), roles, min_examples, role_seed)
     none = (np.empty((0, WINDOW), np.uint8), np.empty(0, np.int64))
     return Dataset(
         "shakespeare",
@@ -107,14 +107,16 @@ def _windows(paths: list[Path]) -> tuple[Array, Labels]:
 
 
 def _some_roles(
-    owner: Labels, names: tuple[str, ...], roles: int, least: int, seed: int
+    owner: Labels, names: tuple[str, ...], roles: int, min_examples: int, seed: int
 ) -> tuple[Labels, tuple[str, ...]]:
     """Keep the roles that say enough, or some of them; number those anew and mark all other rows as no example."""
     counts = np.bincount(owner[owner >= 0], minlength=len(names))
-    kept = np.flatnonzero(counts >= max(least, 1))
+    kept = np.flatnonzero(counts >= max(min_examples, 1))
     if roles:
         if roles > len(kept):
-            raise ValueError(f"only {len(kept):,} roles have at least {least:,} windows, {roles:,} were asked for")
+            raise ValueError(
+                f"only {len(kept):,} roles have at least {min_examples:,} windows, {roles:,} were asked for"
+            )
         kept = np.sort(numpy_rng(seed, "roles").choice(kept, roles, replace=False))
     number = np.full(len(names) + 1, -1, np.int64)
     number[kept] = np.arange(len(kept))

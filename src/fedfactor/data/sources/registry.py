@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fedfactor.checks import near
 from fedfactor.data.dataset import Dataset
+from fedfactor.data.transform import NORMS
 
 GROUP = "fedfactor.data"
 VARIABLE = "FEDFACTOR_DATA"
@@ -26,7 +27,7 @@ VARIABLE = "FEDFACTOR_DATA"
 PICTURE: dict[str, Any] = {"norm": "", "crop": 0, "flip": False, "rotate": 0.0}
 """Options that every data set of images has, and their defaults; an empty norm is the data set's own."""
 PICTURE_TYPES: dict[str, Any] = {
-    "norm": str | tuple[tuple[float, ...], tuple[float, ...]],
+    "norm": Literal["", *NORMS] | tuple[tuple[float, ...], tuple[float, ...]],
     "crop": int,
     "flip": bool,
     "rotate": float,
@@ -71,7 +72,14 @@ class Source:
 
     def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
         """Call the loader; `name` is what the recipe says, with what follows a prefix."""
-        return self.loader(folder, *([_rest(self, name)] if self.prefix else []), **options)
+        return self.loader(folder, *([self.rest(name)] if self.prefix else []), **options)
+
+    def rest(self, name: str) -> str:
+        """Return what follows the prefix in a name. Raise ValueError if nothing does."""
+        rest = name.partition(":")[2]
+        if self.prefix and not rest:
+            raise ValueError(f"{self.name} needs a name after a colon, such as {self.name}:NAME")
+        return rest
 
     @property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -166,27 +174,10 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     return loaded
 
 
-def resolved(name: str, **options: Any) -> dict[str, Any]:
-    """Return the whole table of a data set: its name, what is given and the defaults of all else."""
-    found = info(name)
-    if found.prefix:
-        _rest(found, name)
-    _check_complete(found, options)
-    return {"name": name, **found.options, **PICTURE, **options}
-
-
 def _check_complete(found: Source, options: dict[str, Any]) -> None:
     for key in found.required:
         if key not in options:
             raise ValueError(f"{found.name} needs {key}, which has no default")
-
-
-def _rest(found: Source, name: str) -> str:
-    """Return what follows a prefix."""
-    rest = name.partition(":")[2]
-    if not rest:
-        raise ValueError(f"{found.name} needs a name after a colon, such as {found.name}:NAME")
-    return rest
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path:

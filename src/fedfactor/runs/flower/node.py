@@ -224,7 +224,7 @@ def training_seconds(setup: Setup, client: int, capacity: float) -> float:
         float(loss.detach())  # waits for the device
         taken.append(time.perf_counter() - start)
     network.zero_grad()
-    steps = training.epochs * -(-len(examples[1]) // training.batch)
+    steps = training.epochs * -(-len(examples[1]) // training.batch_size)
     return steps * sum(taken[1:]) / max(1, len(taken) - 1)
 
 
@@ -234,7 +234,7 @@ def _some(items: Any, count: int) -> Any:
 
 def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
     """Return the memory of a training step: weights, gradients and momentum, and what the backward pass needs."""
-    inputs = setup.task.data.of(client)[0][: setup.training.batch]
+    inputs = setup.task.data.of(client)[0][: setup.training.batch_size]
     network = setup.network(capacity).train()
     first = next(iter(network.parameters()))
     example = setup.task.data.transform.test(inputs)

@@ -1,0 +1,331 @@
+"""What each section of a recipe may hold: one pydantic model per section, and a JSON Schema for editors.
+
+Sections that choose something by name (`[data]`, `[partition]`, `[model]`, `[method]`, `[optimizer]`, `[codec]`) have
+the options of what is chosen: the fields of a dataclass, or the parameters of a function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import operator
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from fedfactor import models
+from fedfactor.data import federated
+from fedfactor.data.federated import SHARED
+from fedfactor.data.partitions import create as create_partition
+from fedfactor.data.partitions import kinds
+from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
+from fedfactor.data.sources.registry import info as source_of
+from fedfactor.data.sources.registry import names as source_names
+from fedfactor.protocol.sentences import sentence
+from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
+from fedfactor.registry import create, entries
+
+Table = dict[str, Any]
+Built = TypeVar("Built")
+Fields = dict[str, Any]
+"""The fields of a model as `create_model` takes them: a type and a `FieldInfo` by name."""
+
+CHOICES = {
+    "data": ("name", None),
+    "partition": ("kind", "iid"),
+    "model": ("name", None),
+    "method": ("name", "fedavg"),
+    "optimizer": ("name", "fedavg"),
+    "codec": ("name", "float32"),
+}
+"""Sections that choose something by name: the key that holds the name, and its default, where there is one."""
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be run; the message names the key and what is legal."""
+
+
+class Section(BaseModel):
+    """A section: unknown keys are refused, and values are not converted to another type."""
+
+    model_config = ConfigDict(**CONFIG, arbitrary_types_allowed=True, protected_namespaces=())
+
+
+class Open(Section):
+    """A section that also takes keys which are not declared, and passes them on."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Own(Open):
+    """Something of your own: package.module:function. Its parameters are the options."""
+
+    name: Annotated[str, Field(pattern=":")] = ""
+
+
+def _names_a_directory(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError("must be usable as the name of a directory")
+    return name
+
+
+class RecipeModel(Section):
+    """A recipe of fedfactor: what `fedfactor run` trains, on which data, and how."""
+
+    name: Annotated[str, AfterValidator(_names_a_directory)] = "run"
+    """Name of the run directory, below runs/."""
+    seed: int = Training.seed
+    """Seed of everything random except the partition; short for train.seed."""
+    data: Table = {}
+    """The data set: one that is registered, or package.module:function of your own."""
+    partition: Table = {}
+    """How the data set is split over the clients."""
+    model: Table = {}
+    """The network: one that is registered, or package.module:function of your own."""
+    method: Table = {}
+    """The federated method and its hyper-parameters."""
+    optimizer: Table = {}
+    """The server's optimizer and its hyper-parameters."""
+    codec: Table = {}
+    """How tensors are encoded in messages."""
+    train: Table = {}
+    """Rounds, cohort and local training."""
+    capacities: Table = {}
+    """Which share of the model the clients can train."""
+    evaluate: Table = {}
+    """What is measured, and when."""
+    run: Table = {}
+    """What the run directory keeps."""
+    paper: Table = {}
+    """What the paper prints for this recipe, in any form; it is shown beside what was measured."""
+    small: Table = {}
+    """Sections that `--small` lays over the others, for a quick try."""
+    sweep: Table = {}
+    """Keys with lists of values, and [[sweep.cases]] with named overlays: one run per combination."""
+
+
+class CapacitiesTable(Section):
+    """The section `[capacities]`."""
+
+    levels: tuple[Level, ...] = (1.0,)
+    """Capacities, as shares of the full model."""
+    shares: tuple[Share, ...] = (1.0,)
+    """The share of clients that have each level."""
+    dynamic: bool = Capacities.dynamic
+    """Whether each client draws its capacity anew in each round."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CapacitiesTable:
+        if len(self.levels) != len(self.shares) or len(set(self.levels)) != len(self.levels):
+            raise ValueError("must have levels that differ, and one share per level")
+        return self
+
+
+class RunTable(Section):
+    """The section `[run]`."""
+
+    keep_rounds: tuple[Count, ...] = ()
+    """Rounds whose checkpoint and private states are kept for later analysis."""
+
+
+def _fields(cls: Any) -> Fields:
+    return {name: (info.annotation, info) for name, info in cls.__pydantic_fields__.items()}
+
+
+TAKING_PART = ("rounds", "cohort", "quorum")
+"""Fields of `Rounds` that are keys of `[train]`."""
+MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if name not in TAKING_PART}
+"""Keys of `[evaluate]`, and the fields of `Rounds` that they set."""
+
+_train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
+_evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
+TABLES: dict[str, type[BaseModel]] = {
+    "schedule": create_model("ScheduleTable", __base__=Section, **_fields(Schedule)),
+    "train": create_model("TrainTable", __base__=Section, **_train),
+    "capacities": CapacitiesTable,
+    "evaluate": create_model("EvaluateTable", __base__=Section, **_evaluate),
+    "run": RunTable,
+}
+"""Sections whose keys are always the same; `schedule` is `[train.schedule]`."""
+
+
+def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
+    """Check all sections and return them by name: `[train.schedule]` as "schedule", keys outside of sections as "".
+
+    Raise RecipeError if there are mistakes. It names the recipe (`where`) and, for each mistake, the key and what is
+    legal.
+    """
+    found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
+    given = {section: tables.get(section, {}) for section in (*TABLES, *CHOICES)}
+    if "seed" in tables and "seed" in given["train"]:
+        raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
+    given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}
+    schedule = given["train"].pop("schedule", {})
+    given["schedule"] = {"kind": schedule} if isinstance(schedule, str) else schedule  # one that needs nothing else
+    for section, table in given.items():
+        try:
+            found[section] = _read(section, _model(section, table), table)
+        except ValueError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise RecipeError(f"{where}: {'; '.join(mistakes)}")
+    return found
+
+
+def _model(section: str, table: Table) -> type[BaseModel]:
+    if section in TABLES:
+        return TABLES[section]
+    key, default = CHOICES[section]
+    name = table.get(key, default)
+    if not isinstance(name, str):
+        problem = "is missing and has no default" if name is None else f"should be a string, got {name!r}"
+        raise RecipeError(f"{section}.{key} {problem}")
+    return built(section, lambda: options_of(section, name))
+
+
+def _read(section: str, model: type[BaseModel], table: Any) -> BaseModel:
+    try:
+        # As JSON, for which strict mode takes lists as tuples: TOML has no tuples either.
+        return model.model_validate_json(json.dumps(table, default=str))
+    except ValidationError as error:
+        path = f"train.{section}" if section == "schedule" else section
+        raise RecipeError(sentence(error, table, model.model_fields, path)) from None
+
+
+def built(where: str, build: Callable[[], Built]) -> Built:
+    """Call `build`. Raise RecipeError, which begins with `where`, if it raises ValueError."""
+    try:
+        return build()
+    except ValueError as error:
+        raise RecipeError(f"{where}: {error}") from None
+
+
+# The options of what sections choose by name.
+
+
+def options_of(section: str, name: str) -> type[BaseModel]:
+    """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
+    target: Any
+    if section == "data":
+        target = source_of(name)
+        target.rest(name)
+    elif section == "model":
+        target = builder_of(name)
+    elif section == "partition":
+        target = kinds().get(name) or create_partition(name)
+    else:
+        target = entries(f"{section}s").get(name) or create(f"{section}s", name)
+    return (_options.__wrapped__ if ":" in name else _options)(section, name, target)
+
+
+@functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
+def _options(section: str, name: str, target: Any) -> type[BaseModel]:
+    base, about = Section, ""
+    if section == "data":
+        fields = {key: field for key, field in _parameters(target.loader).items() if key in target.options}
+        fields |= {key: (PICTURE_TYPES[key], default) for key, default in PICTURE.items()}
+        base, about = Open if target.takes_any else Section, target.summary
+    elif section == "model":
+        fields = _parameters(target)
+        # The data tell the number of classes, and a client's capacity the width of its network.
+        for key in {"classes", "width"} & {*fields}:
+            if key == "classes" or fields[key][1].is_required():
+                fields[key] = fields[key][0], Field(default=None)
+        taken = inspect.signature(target).parameters.values()
+        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
+    elif section == "partition":
+        fields, about = _hyperparameters(target), target.__doc__ or ""
+        for key, (kind, field) in _parameters(federated).items():
+            if key in SHARED:
+                fields[key] = kind, Field(field.default, description=SHARED[key])
+    else:
+        fields, about = _hyperparameters(target.cls), target.summary
+    key = CHOICES[section][0]
+    fields = {key: ..., **fields, key: (Literal[name], name)}  # first, and not an option of that name
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
+        return create_model(f"{section}-{name}", __base__=base, __doc__=about, **fields)
+
+
+def builder_of(name: str) -> Callable[..., Any]:
+    """Return the function or class that builds a model: a registered one, or `package.module:function`."""
+    if ":" not in name:
+        return models.info(name).builder
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(f"{name!r} cannot be imported: {error}") from None
+    return found
+
+
+def _hyperparameters(cls: Any) -> Fields:
+    """Return the fields of a dataclass."""
+    types, found = get_type_hints(cls), {}
+    for field in dataclasses.fields(cls):
+        stated = {"default": field.default, "default_factory": field.default_factory}
+        default: Any = {key: value for key, value in stated.items() if value is not MISSING}
+        found[field.name] = types[field.name], Field(**default, description=field.metadata.get("help"))
+    return found
+
+
+def _parameters(function: Callable[..., Any]) -> Fields:
+    """Return the parameters of a function, with the types and the simple defaults that it declares.
+
+    Other defaults are left to the function: a recipe cannot write them.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except (NameError, TypeError, SyntaxError):  # annotations with names that exist only for type checkers
+        signature = inspect.signature(function)
+    found: Fields = {}
+    for name, one in signature.parameters.items():
+        if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) or name.startswith("_"):
+            continue
+        simple = isinstance(one.default, (bool, int, float, str))
+        unsaid = one.annotation is one.empty or isinstance(one.annotation, str)
+        expected = (type(one.default) if simple else Any) if unsaid else one.annotation
+        found[name] = expected, Field(... if one.default is one.empty else one.default if simple else None)
+    return found
+
+
+# For editors.
+
+
+class _Schema(GenerateJsonSchema):
+    """A JSON Schema without titles that only repeat names; types that JSON does not know may be anything."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
+        return {}
+
+
+def schema() -> Table:
+    """Return the JSON Schema of recipes, with all registered names, those of installed packages included."""
+    known: dict[str, Iterable[str]] = {
+        "data": [name for name in source_names() if not source_of(name).prefix],
+        "partition": kinds(),
+        "model": models.names(),
+        **{section: entries(f"{section}s") for section in ("method", "optimizer", "codec")},
+    }
+    fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
+    for section, names in known.items():
+        options = [*(options_of(section, name) for name in names), *([Own] if section in ("data", "model") else [])]
+        fields[section] = functools.reduce(operator.or_, options)
+    fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
+    found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)
+    text = json.dumps(found.model_json_schema(schema_generator=_Schema))
+    made: Table = json.loads(text, parse_constant=lambda _: "inf")  # JSON has no infinity; TOML writes it like this
+    made["properties"]["small"]["$ref"] = "#"
+    made["properties"]["sweep"]["properties"] = {"cases": {"type": "array", "items": {"$ref": "#"}}}
+    return made
