@@ -35,6 +35,7 @@ from fedfactor.tables.row import VERDICTS, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
+RECIPES = ROOT / "src" / "fedfactor" / "recipes"
 RULINGS = ("holds", "fails", "undecided")
 
 
@@ -149,8 +150,13 @@ def recipes() -> dict[Path, set[str]]:
     """Return all recipes, with the methods of their cells."""
     return {
         path: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}
-        for path in sorted((ROOT / "recipes").rglob("*.toml"))
+        for path in sorted(RECIPES.rglob("*.toml"))
     }
+
+
+def name_of(recipe: Path) -> str:
+    """Return the name under which `fedfactor run` finds a recipe of the package."""
+    return recipe.relative_to(RECIPES).with_suffix("").as_posix()
 
 
 @functools.cache
@@ -204,7 +210,7 @@ def evidence(method: str) -> Iterator[str]:
     found = [path for path, ran in recipes().items() if method in ran]
     if found:
         yield "Recipes that run it:"
-        commands = [f"fedfactor run {path.relative_to(ROOT)}" for path in found]
+        commands = [f"fedfactor run {name_of(path)}" for path in found]
         yield block("sh", "\n".join(commands))
 
 
@@ -444,7 +450,7 @@ def recipes_table() -> str:
             line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"
         ]
         sentence = re.split(r"(?<=\.) ", " ".join(comment), maxsplit=1)[0]
-        rows.append([code(f"fedfactor run {path.relative_to(ROOT)}"), prose(sentence)])
+        rows.append([code(f"fedfactor run {name_of(path)}"), prose(sentence)])
     return table(["command", "what it is"], rows)
 
 

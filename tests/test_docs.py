@@ -78,8 +78,8 @@ def test_a_page_says_what_a_method_does_not_go_with(made: dict[str, str]) -> Non
 def test_evidence_and_recipes_of_a_method_are_found(made: dict[str, str]) -> None:
     assert "(../evidence/heterogeneous.md)" in made["methods/flanc.md"]
     assert "evidence/" not in made["methods/low_rank.md"]
-    assert "fedfactor run recipes/demo.toml" in made["methods/fedpara.md"]
-    assert "recipes/demo.toml" not in made["methods/flanc.md"]
+    assert "fedfactor run demo\n" in made["methods/fedpara.md"]
+    assert "fedfactor run demo\n" not in made["methods/flanc.md"]
 
 
 def test_every_optimizer_and_codec_is_described_and_has_its_use(made: dict[str, str]) -> None:
@@ -112,9 +112,9 @@ def test_claims_are_read_with_their_command_and_verdict() -> None:
     bytes_ = next(one for one in found if one.claim == "FLANC moves fewer bytes")
     assert bytes_.rulings == ["holds"] and bytes_.section.startswith("FLANC against HeteroFL")
     (command,) = bytes_.commands
-    assert command.startswith("fedfactor run recipes/flanc/table1-fashion-mnist.toml --small ")
+    assert command.startswith("fedfactor run flanc/table1-fashion-mnist --small ")
     fixed = next(one for one in found if one.claim == "FedHM is ahead of slimming")
-    whole = "fedfactor run recipes/fedhm/table2-cifar10.toml --small --set train.rounds=40 "  # no word of the shell's
+    whole = "fedfactor run fedhm/table2-cifar10 --small --set train.rounds=40 "  # no word of the shell's
     assert len(fixed.commands) == 3 and all(one.startswith(whole) for one in fixed.commands)
 
 
