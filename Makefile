@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-browser test-deploy test-ray test-mlflow chromium lint types check check-browser not-run \
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow chromium lint types check check-browser not-run \
 	bench bench-peers clean
 
 setup: $(READY)
@@ -31,6 +31,10 @@ docs: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
+# The wheel in a fresh environment outside of the checkout: downloads what it needs, or takes it from pip's cache.
+test-wheel: $(READY)
+	$(BIN)/python -m pytest -m wheel --durations=0 tests/test_wheel.py
+
 # Real deployments of Flower's programs on this machine: takes many minutes.
 test-deploy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m deploy --durations=0 tests/deploy
@@ -55,7 +59,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test docs check-browser not-run
+check: lint types test test-wheel docs check-browser not-run
 
 not-run: $(READY)
 	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
