@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/fedfactor run src/fedfactor/recipes/demo.toml --out runs/demo
+	$(BIN)/fedfactor run demo --out runs/demo
 
 # The README's picture, from the demo's run directories.
 picture: $(READY)

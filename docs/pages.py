@@ -30,12 +30,12 @@ from fedfactor.models import names as model_names
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.registry import Entry, entries
+from fedfactor.runs import catalog
 from fedfactor.runs.recipe import cells, read
 from fedfactor.tables.row import VERDICTS, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
-RECIPES = ROOT / "src" / "fedfactor" / "recipes"
 RULINGS = ("holds", "fails", "undecided")
 
 
@@ -146,17 +146,12 @@ def refusals(method: Method) -> list[str]:
 
 
 @functools.cache
-def recipes() -> dict[Path, set[str]]:
-    """Return all recipes, with the methods of their cells."""
+def recipes() -> dict[str, set[str]]:
+    """Return the names of all packaged recipes, with the methods of their cells."""
     return {
-        path: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}
-        for path in sorted(RECIPES.rglob("*.toml"))
+        name: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(catalog.packaged(name))).values()}
+        for name in catalog.names()
     }
-
-
-def name_of(recipe: Path) -> str:
-    """Return the name under which `fedfactor run` finds a recipe of the package."""
-    return recipe.relative_to(RECIPES).with_suffix("").as_posix()
 
 
 @functools.cache
@@ -207,11 +202,10 @@ def evidence(method: str) -> Iterator[str]:
         yield "\n".join(f"- [{heading(EVIDENCE / name)}](../evidence/{name})" for name in pages)
     else:
         yield "Tested by the [promises](../architecture.md#promises) like every method; no run of the papers' yet."
-    found = [path for path, ran in recipes().items() if method in ran]
+    found = [name for name, ran in recipes().items() if method in ran]
     if found:
         yield "Recipes that run it:"
-        commands = [f"fedfactor run {name_of(path)}" for path in found]
-        yield block("sh", "\n".join(commands))
+        yield block("sh", "\n".join(f"fedfactor run {name}" for name in found))
 
 
 def _headed(title: str, paragraphs: list[str]) -> list[str]:
@@ -444,13 +438,7 @@ def names_table(which: str) -> str:
 
 def recipes_table() -> str:
     """List the recipes that come with the library by their first line."""
-    rows = []
-    for path in recipes():
-        comment = [
-            line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"
-        ]
-        sentence = re.split(r"(?<=\.) ", " ".join(comment), maxsplit=1)[0]
-        rows.append([code(f"fedfactor run {name_of(path)}"), prose(sentence)])
+    rows = [[code(f"fedfactor run {name}"), prose(catalog.description(name))] for name in catalog.names()]
     return table(["command", "what it is"], rows)
 
 
