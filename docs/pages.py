@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import inspect
 import json
+import posixpath
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
@@ -201,7 +202,7 @@ def evidence(method: str) -> Iterator[str]:
         yield "Measured here, with verdicts on the papers' claims:"
         yield "\n".join(f"- [{heading(EVIDENCE / name)}](../evidence/{name})" for name in pages)
     else:
-        yield "Tested by the [promises](../architecture.md#promises) like every method; no run of the papers' yet."
+        yield "Tested by the [promises](../architecture.md#promises) like each method; no run of the papers yet."
     found = [name for name, ran in recipes().items() if method in ran]
     if found:
         yield "Recipes that run it:"
@@ -210,23 +211,6 @@ def evidence(method: str) -> Iterator[str]:
 
 def _headed(title: str, paragraphs: list[str]) -> list[str]:
     return [f"## {title}", *paragraphs] if paragraphs else []
-
-
-def methods_page() -> str:
-    """Write the list of all methods."""
-    rows = []
-    for name, entry in entries("methods").items():
-        text = said(entry.cls)
-        rows.append([f"[`{name}`]({name}.md)", text.summary, " ".join(text.use), paper_link(entry.paper)])
-    return "\n\n".join(
-        [
-            "# Methods",
-            "What each one is and when to use it; `fedfactor methods` prints the fields. Every page here is made from "
-            "the method's own class when the site is built. [Add your own](../extend.md) in thirty lines.",
-            table(["method", "what it is", "when to use it", "paper"], rows),
-            "",
-        ]
-    )
 
 
 def kind_page(kind: str, title: str, lead: str) -> str:
@@ -460,18 +444,46 @@ CODECS = """What becomes of a client's tensors on the wire; the bytes that are r
 message. `[codec]` in a recipe, `codec=` in Python."""
 
 
+COPIED = {
+    "benchmarks/README.md": "benchmarks.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+"""Pages of the site that are files outside of docs/, and where they are on the site."""
+
+
+def linked(markdown: str, source: str) -> str:
+    """Turn the links of a file of the repository, which work there, into links that work on the site.
+
+    A link to another page of the site leads to that page, a method's name to the method's page. What the site does not
+    have (source code) loses its link and keeps its text.
+    """
+    folder = PurePosixPath(COPIED.get(source, source.removeprefix("docs/"))).parent
+
+    def turned(found: re.Match[str]) -> str:
+        text, target, anchor = found["text"], found["target"], found["anchor"] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if text.strip("`") in entries("methods") and path.startswith("src/fedfactor/methods/"):
+            place = f"methods/{text.strip('`')}.md"
+        elif path in COPIED or path.startswith("docs/"):
+            place = COPIED.get(path, path.removeprefix("docs/"))
+        else:
+            return text
+        return f"[{text}]({posixpath.relpath(place, folder)}{anchor})"
+
+    return re.sub(r"(?<!!)\[(?P<text>[^]]*)\]\((?!\w+:|#)(?P<target>[^)#]+)(?P<anchor>#[^)]*)?\)", turned, markdown)
+
+
 def pages(rows: Callable[[], Sequence[Row]]) -> dict[str, str]:
     """Return all pages that are made, by their place in the site; `rows` gives the papers' recomputed figures."""
     return {
-        "methods/index.md": methods_page(),
         **{f"methods/{name}.md": method_page(entry) for name, entry in entries("methods").items()},
         "optimizers.md": kind_page("optimizers", "Optimizers", OPTIMIZERS),
         "codecs.md": kind_page("codecs", "Codecs", CODECS),
         "commands.md": commands_page(),
         "results.md": results_page(rows()),
-        "benchmarks.md": (ROOT / "benchmarks" / "README.md").read_text(),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        **{place: linked((ROOT / source).read_text(), source) for source, place in COPIED.items()},
     }
 
 
@@ -482,7 +494,7 @@ def with_made(markdown: str) -> str:
 
 def on_config(config: Any) -> Any:
     """List the pages of methods and of evidence in the navigation."""
-    methods = ["methods/index.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
+    methods = ["methods.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
     shown = [f"evidence/{path.name}" for path in evidence_pages()]
     for item in config.nav:
         if "Methods" in item:
@@ -503,9 +515,10 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in what is made within pages."""
-    return with_made(markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in what is made within pages of docs/, and turn their links into links of the site."""
+    source = f"docs/{page.file.src_uri}"
+    return linked(with_made(markdown), source) if (ROOT / source).exists() else markdown
 
 
 if __name__ == "__main__":  # one page, to look at: python docs/pages.py methods/fedpara.md

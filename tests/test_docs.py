@@ -56,7 +56,8 @@ def made() -> dict[str, str]:
 @pytest.mark.parametrize("name", list(entries("methods")))
 def test_every_method_has_a_page_with_all_that_is_known_of_it(name: str, made: dict[str, str]) -> None:
     entry, page = entries("methods")[name], made[f"methods/{name}.md"]
-    assert f"[`{name}`]({name}.md)" in made["methods/index.md"]
+    overview = PAGES.linked((ROOT / "docs" / "methods.md").read_text(), "docs/methods.md")
+    assert f"[`{name}`](methods/{name}.md)" in overview
     assert page.startswith(f"# {entry.cls.__name__}\n")
     for heading in ("When to use it", "Fields", "In short", "Evidence"):
         assert f"## {heading}\n" in page, heading
@@ -138,6 +139,18 @@ def test_marks_in_pages_are_known() -> None:
     assert "| `natural` |" in PAGES.with_made("<!-- made: partitions -->")
     with pytest.raises(KeyError):
         PAGES.with_made("<!-- made: nothing -->")
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    text = "[a](../CHANGELOG.md#new) [b](extend.md) [`orthdrop`](../src/fedfactor/methods/prism.py) [c](../src/x.py) [d](#e)"
+    turned = "[a](changelog.md#new) [b](extend.md) [`orthdrop`](methods/orthdrop.md) c [d](#e)"
+    assert PAGES.linked(text, "docs/faq.md") == turned
+    assert (
+        PAGES.linked("[a](../recipes.md) [b](https://x.org)", "docs/evidence/one.md")
+        == "[a](../recipes.md) [b](https://x.org)"
+    )
+    assert PAGES.linked("[a](../docs/evidence/README.md)", "benchmarks/README.md") == "[a](evidence/README.md)"
+    assert PAGES.linked("![a](demo.svg)", "docs/index.md") == "![a](demo.svg)"
 
 
 # What pages show.
