@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedfactor import registry
-from fedfactor.protocol.plan import Reply
+from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import entries
 from fedfactor.tables import compute
 from tests import warm
@@ -204,8 +204,11 @@ def test_the_method_of_the_page_keeps_the_promises(own_biases: type, monkeypatch
 
 
 def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:
-    replies = [Reply(client, 1.0, samples, {}, {}, {}, {}) for client, samples in enumerate((100, 400))]
-    assert own_biases().weights(replies) == [10.0, 20.0]
+    view, plan = {"w": torch.zeros(1)}, whole_plan(["w"])
+    sent = [(100, torch.tensor([3.0])), (400, torch.tensor([6.0]))]
+    replies = [Reply(client, 1.0, samples, plan, view, {"w": w}, {}) for client, (samples, w) in enumerate(sent)]
+    mean, _ = own_biases().aggregate(view, view, replies, None)
+    assert mean["w"].item() == pytest.approx((10 * 3.0 + 20 * 6.0) / 30)
     setup = run(own_biases(), rounds=0).federation.setup
     private = setup.method.private_names(setup.network(1.0))
     assert private == {"conv1.bias", "bn1.bias", "bn2.bias", "hidden.bias", "fc.bias"}
