@@ -73,9 +73,10 @@ def test_it_is_the_wheel_that_runs(installed: Installed) -> None:
 
 def test_the_demo_runs(installed: Installed) -> None:
     installed("fedfactor", "run", "demo", "--set", "train.rounds=2", "--set", "evaluate.every=1")
-    for method in ("fedavg", "fedpara"):
-        summary = json.loads((installed.folder / "runs" / "demo" / method / "summary.json").read_text())
-        assert summary["rounds"] == 2 and summary["final_accuracy"] > 0.2
+    runs = installed.folder / "runs" / "demo"
+    found = {name: json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "fedpara")}
+    assert all(summary["rounds"] == 2 and not summary["failures"] for summary in found.values())
+    assert 7 < found["fedavg"]["bytes_up"] / found["fedpara"]["bytes_up"] < 8  # the README's eighth
 
 
 def test_recipes_are_listed_and_copied(installed: Installed) -> None:
