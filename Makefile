@@ -1,10 +1,10 @@
-# `make demo` and `make test` do all their set-up themselves; they need python3.11 (or newer), make and a package index.
+# Each target sets up what it needs, in .venv. This needs python3.11 (or newer), make and a package index.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-browser test-deploy test-ray test-mlflow chromium lint types check check-browser not-run \
-	bench bench-peers clean
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow chromium lint types \
+	check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
 
@@ -17,19 +17,23 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	rm -rf runs/demo
-	$(BIN)/fedfactor run recipes/demo.toml --out runs/demo
+	$(BIN)/fedfactor run demo --out runs/demo
 
 # The README's picture, from the demo's run directories.
 picture: $(READY)
 	$(BIN)/python docs/picture.py docs/demo.svg runs/demo/fedavg runs/demo/fedpara
 
-# The documentation, into site/: a broken link or a page that nothing leads to is an error.
+# The documentation, into site/. A broken link, or a page that the navigation does not list, is an error.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# One torch thread each, as in the engines; one process more than two cores, since some tests wait for processes of their own.
+# Each process has one torch thread, as in the engines. There is one process more than cores: some tests wait for others.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+
+# The wheel in a fresh environment outside of the checkout: downloads what it needs, or takes it from pip's cache.
+test-wheel: $(READY)
+	$(BIN)/python -m pytest -m wheel --durations=0 tests/test_wheel.py
 
 # Real deployments of Flower's programs on this machine: takes many minutes.
 test-deploy: $(READY)
@@ -55,7 +59,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test docs check-browser not-run
+check: lint types test test-wheel docs check-browser not-run
 
 not-run: $(READY)
 	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
@@ -85,7 +89,7 @@ check-browser: $(READY)
 	@if $(MAKE) --no-print-directory chromium; then $(MAKE) --no-print-directory test-browser; \
 	else echo "NOT RUN: the tests in a browser, since there is no Chromium and it could not be installed"; fi
 
-# One JSON line a figure on standard output; progress on standard error.
+# One JSON line per figure on standard output; progress on standard error.
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 

@@ -1,4 +1,4 @@
-"""Pages that are made when the site is built: from the registries, the command line, the tables and the evidence.
+"""Make pages of the site when it is built, from the registries, the command line, the tables and the evidence.
 
 mkdocs calls `on_config`, `on_files` and `on_page_markdown`; everything else takes and returns plain text.
 """
@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import inspect
 import json
+import posixpath
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
@@ -31,6 +32,7 @@ from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.sentences import RENAMED
 from fedfactor.registry import Entry, entries
+from fedfactor.runs import catalog
 from fedfactor.runs.recipe import cells, read
 from fedfactor.tables.row import VERDICTS, Row
 
@@ -49,7 +51,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def prose(text: str) -> str:
-    """Escape what Markdown would read into plain words; `code` stays as it is."""
+    """Escape the characters that have a meaning in Markdown, except within `code`."""
     parts = re.split("(`[^`]*`)", " ".join(text.split()))
     return "".join(
         part if part.startswith("`") else re.sub(r"([*_|\[\]])", r"\\\1", part).replace("<", "&lt;") for part in parts
@@ -111,7 +113,7 @@ def fields(entry: Entry) -> str:
 
 
 def in_a_recipe(entry: Entry) -> str:
-    """Write an entry as a recipe would have it, with its defaults."""
+    """Write an entry as a section of a recipe, with its defaults."""
     given = {item["name"]: item["default"] for item in entry.fields() if item["default"] not in (None, "inf")}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
     return block("toml", tomli_w.dumps({entry.kind.removesuffix("s"): {"name": entry.name, **plain}}))
@@ -131,7 +133,7 @@ def hooks(cls: type, base: type) -> str:
 
 
 def refusals(method: Method) -> list[str]:
-    """Say what a method does not go with, and why."""
+    """Return which optimizers and codecs a method refuses, with the reasons."""
     found: dict[str, list[str]] = defaultdict(list)
     plain = {kind: {name: entry.cls() for name, entry in entries(kind).items()} for kind in ("optimizers", "codecs")}
     for name, optimizer in plain["optimizers"].items():
@@ -146,11 +148,11 @@ def refusals(method: Method) -> list[str]:
 
 
 @functools.cache
-def recipes() -> dict[Path, set[str]]:
-    """Return all recipes, with the methods of their cells."""
+def recipes() -> dict[str, set[str]]:
+    """Return the names of all packaged recipes, with the methods of their cells."""
     return {
-        path: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(path)).values()}
-        for path in sorted((ROOT / "recipes").rglob("*.toml"))
+        name: {cell.get("method", {}).get("name", "fedavg") for cell in cells(read(catalog.packaged(name))).values()}
+        for name in catalog.names()
     }
 
 
@@ -202,36 +204,18 @@ def evidence(method: str) -> Iterator[str]:
     """Link what was measured with a method, and the commands that measure it."""
     pages = evidence_of(method)
     if pages:
-        yield "Measured here, with verdicts on the papers' claims:"
+        yield "Measured results, with verdicts on the papers' claims:"
         yield "\n".join(f"- [{heading(EVIDENCE / name)}](../evidence/{name})" for name in pages)
     else:
-        yield "Tested by the [promises](../architecture.md#promises) like every method; no run of the papers' yet."
-    found = [path for path, ran in recipes().items() if method in ran]
+        yield "Tested by the [promises](../architecture.md#promises) like each method; no run of the papers yet."
+    found = [name for name, ran in recipes().items() if method in ran]
     if found:
         yield "Recipes that run it:"
-        commands = [f"fedfactor run {path.relative_to(ROOT)}" for path in found]
-        yield block("sh", "\n".join(commands))
+        yield block("sh", "\n".join(f"fedfactor run {name}" for name in found))
 
 
 def _headed(title: str, paragraphs: list[str]) -> list[str]:
     return [f"## {title}", *paragraphs] if paragraphs else []
-
-
-def methods_page() -> str:
-    """Write the list of all methods."""
-    rows = []
-    for name, entry in entries("methods").items():
-        text = said(entry.cls)
-        rows.append([f"[`{name}`]({name}.md)", text.summary, " ".join(text.use), paper_link(entry.paper)])
-    return "\n\n".join(
-        [
-            "# Methods",
-            "What each one is and when to use it; `fedfactor methods` prints the fields. Every page here is made from "
-            "the method's own class when the site is built. [Add your own](../extend.md) in thirty lines.",
-            table(["method", "what it is", "when to use it", "paper"], rows),
-            "",
-        ]
-    )
 
 
 def kind_page(kind: str, title: str, lead: str) -> str:
@@ -253,7 +237,7 @@ def kind_page(kind: str, title: str, lead: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim of a paper, what became of it here, and the commands that measured it."""
+    """A claim of a paper, the result here, and the commands that measured it."""
 
     page: str
     section: str
@@ -263,12 +247,12 @@ class Claim:
 
     @property
     def rulings(self) -> list[str]:
-        """The verdicts in what was found, in their order."""
+        """The verdicts in the result, in their order."""
         return [word for word in re.findall(r"\w+", self.found.lower()) if word in RULINGS]
 
 
 def evidence_pages() -> list[Path]:
-    """Return the pages of evidence, all but the one that explains them."""
+    """Return the pages of evidence, without the README that explains them."""
     return sorted(path for path in EVIDENCE.glob("*.md") if path.name != "README.md")
 
 
@@ -278,7 +262,7 @@ def heading(path: Path) -> str:
 
 
 def claims(path: Path) -> list[Claim]:
-    """Read the claims out of a page of evidence: bullets that begin with the claim in italics, below a command."""
+    """Return the claims of a page of evidence: bullets below a command that begin with the claim in italics."""
     found = []
     for section in re.split("^## ", path.read_text(), flags=re.M)[1:]:
         title, _, text = section.partition("\n")
@@ -294,14 +278,14 @@ def claims(path: Path) -> list[Claim]:
 
 
 def _spoken(command: str, words: Sequence[tuple[str, str]]) -> str:
-    """Put what a shell's words stand for in their place: a row has no shell."""
+    """Replace shell variables by their values: readers copy one command, not the whole block."""
     for name, value in words:
         command = command.replace(f"${name}", value)
     return command
 
 
 def claims_table() -> str:
-    """Tabulate every claim that was tried."""
+    """Tabulate all claims."""
     rows = []
     for path in evidence_pages():
         rows += [
@@ -318,7 +302,7 @@ def claims_table() -> str:
 
 
 def counts_table(rows: Sequence[Row]) -> str:
-    """Count the verdicts on the papers' printed figures, a row each of their tables."""
+    """Count the verdicts on the papers' printed figures, with one row per table."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in rows:
         counts[row.paper, row.table][row.verdict] += 1
@@ -332,7 +316,7 @@ def counts_table(rows: Sequence[Row]) -> str:
 
 
 def differences_table(rows: Sequence[Row]) -> str:
-    """List the printed figures that ours do not give, with the reason where one is known."""
+    """List the printed figures that differ from ours, with the reason if it is known."""
     found = [row for row in rows if row.verdict in ("misprint", "off")]
     return table(
         ["paper", "table", "cell", "printed", "error", "verdict", "why"],
@@ -352,26 +336,26 @@ def differences_table(rows: Sequence[Row]) -> str:
 
 
 def results_page(rows: Sequence[Row]) -> str:
-    """Write every verdict against the papers so far."""
+    """Write the page with all verdicts on the papers."""
     everything = [one for path in evidence_pages() for one in claims(path)]
     ruled = Counter(word for one in everything for word in one.rulings)
     return "\n\n".join(
         [
             "# Results against the papers",
-            "Two kinds of check, made anew from the code and the records whenever this page is built: what the papers "
-            "claim of training, tried on real data at a small scale, and the figures that they print, recomputed.",
+            "This page has two kinds of checks: the papers' claims about training, tested on real data at a small "
+            "scale, and the counts that the papers print, recomputed. It is built from the code and the records.",
             "## Claims about training",
-            f"{len(everything)} claims; they or parts of them hold {ruled['holds']} times, fail {ruled['fails']} times "
-            f"and are undecided {ruled['undecided']} times. [The rule](evidence/README.md): a claim holds or fails "
-            "only where the gap exceeds the spread of both sides. These are runs of minutes on two cores, "
-            "which say nothing about the papers' full scale.",
+            f"{len(everything)} claims. They, or parts of them, hold {ruled['holds']} times, fail {ruled['fails']} "
+            f"times and are undecided {ruled['undecided']} times. A claim holds or fails only if the gap exceeds the "
+            "spread of both sides: see [Evidence](evidence/README.md). These are runs of minutes on two cores. They do "
+            "not say what the papers' full scale gives.",
             claims_table(),
             "## Printed counts",
-            "Parameters, operations, ratios and times, recomputed by building the models. `match`: ours rounds to the "
-            " printed digits; `truncated`: it gives them when further digits are cut off; `close`: within half a "
-            "per cent; `misprint`: the paper contradicts itself there; `off`: none of these.",
+            "Parameters, operations, ratios and times, recomputed by building the models. `match`: our figure rounds "
+            "to the printed digits. `truncated`: it gives them if further digits are cut off. `close`: within half a "
+            "per cent. `misprint`: the paper contradicts itself. `off`: none of these.",
             counts_table(rows),
-            "Those that differ:",
+            "The figures that differ:",
             differences_table(rows),
             "",
         ]
@@ -383,7 +367,7 @@ def results_page(rows: Sequence[Row]) -> str:
 
 def commands_page() -> str:
     """Write the reference of the command line."""
-    parts = ["# Commands", "Made from the command line itself; `--help` after any of them says the same."]
+    parts = ["# Commands", "`--help` after each command prints the same."]
 
     def walk(command: Any, words: list[str]) -> None:
         if hasattr(command, "commands"):
@@ -416,7 +400,7 @@ def _shown(parameter: click.Parameter) -> str:
 
 
 def names_table(which: str) -> str:
-    """Tabulate what else a recipe can name: data sets, partitions or models."""
+    """Tabulate other things that a recipe can name: data sets, partitions or models."""
     if which == "data":
         found = [(name, source_info(name)) for name in source_names()]
         rows = [[code(name), prose(one.summary), code(", ".join(one.options))] for name, one in found]
@@ -442,14 +426,8 @@ def names_table(which: str) -> str:
 
 
 def recipes_table() -> str:
-    """List the recipes that come with the library by their first line."""
-    rows = []
-    for path in recipes():
-        comment = [
-            line.removeprefix("# ") for line in path.read_text().split("\n\n")[0].splitlines() if line[:1] == "#"
-        ]
-        sentence = re.split(r"(?<=\.) ", " ".join(comment), maxsplit=1)[0]
-        rows.append([code(f"fedfactor run {path.relative_to(ROOT)}"), prose(sentence)])
+    """List the packaged recipes with their descriptions."""
+    rows = [[code(f"fedfactor run {name}"), prose(catalog.description(name))] for name in catalog.names()]
     return table(["command", "what it is"], rows)
 
 
@@ -464,37 +442,66 @@ MARKED: dict[str, Callable[[], str]] = {
     "models": lambda: names_table("models"),
     "renamed": lambda: table(["old key", "new key"], [[code(old), code(new)] for old, new in RENAMED.items()]),
 }
-"""What replaces `<!-- made: NAME -->` in a page."""
+"""Functions that return the text for `<!-- made: NAME -->` in a page."""
 
-OPTIMIZERS = """What clients do to their gradients and what the server does with the mean. Any of them goes with any
-method that does not refuse it with a reason; `[optimizer]` in a recipe, `optimizer=` in Python."""
-CODECS = """What becomes of a client's tensors on the wire; the bytes that are reported are those of the encoded
-message. `[codec]` in a recipe, `codec=` in Python."""
+OPTIMIZERS = """An optimizer decides how clients correct their gradients and how the server applies the mean of their
+changes. It can be combined with each method that does not refuse it. Set it with `[optimizer]` in a recipe or
+`optimizer=` in Python."""
+CODECS = """A codec encodes the tensors of a message. The reported bytes are those of the encoded message. Set it with
+`[codec]` in a recipe or `codec=` in Python."""
+
+
+COPIED = {
+    "benchmarks/README.md": "benchmarks.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+"""Pages of the site that are files outside of docs/, and where they are on the site."""
+
+
+def linked(markdown: str, source: str) -> str:
+    """Replace links that work in the repository by links that work on the site.
+
+    Links to files that the site has as pages lead to these pages. A method's name leads to the method's page. Other
+    links, to source code, are replaced by their text.
+    """
+    folder = PurePosixPath(COPIED.get(source, source.removeprefix("docs/"))).parent
+
+    def turned(found: re.Match[str]) -> str:
+        text, target, anchor = found["text"], found["target"], found["anchor"] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if text.strip("`") in entries("methods") and path.startswith("src/fedfactor/methods/"):
+            place = f"methods/{text.strip('`')}.md"
+        elif path in COPIED or path.startswith("docs/"):
+            place = COPIED.get(path, path.removeprefix("docs/"))
+        else:
+            return text
+        return f"[{text}]({posixpath.relpath(place, folder)}{anchor})"
+
+    return re.sub(r"(?<!!)\[(?P<text>[^]]*)\]\((?!\w+:|#)(?P<target>[^)#]+)(?P<anchor>#[^)]*)?\)", turned, markdown)
 
 
 def pages(rows: Callable[[], Sequence[Row]]) -> dict[str, str]:
-    """Return all pages that are made, by their place in the site; `rows` gives the papers' recomputed figures."""
+    """Return all generated pages by their path on the site; `rows` returns the papers' recomputed figures."""
     return {
-        "methods/index.md": methods_page(),
         **{f"methods/{name}.md": method_page(entry) for name, entry in entries("methods").items()},
         "optimizers.md": kind_page("optimizers", "Optimizers", OPTIMIZERS),
         "codecs.md": kind_page("codecs", "Codecs", CODECS),
         "commands.md": commands_page(),
         "results.md": results_page(rows()),
-        "benchmarks.md": (ROOT / "benchmarks" / "README.md").read_text(),
-        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+        **{place: linked((ROOT / source).read_text(), source) for source, place in COPIED.items()},
     }
 
 
 def with_made(markdown: str) -> str:
-    """Replace the marks of a page by what is made for them."""
+    """Replace the marks of a page by the text that is generated for them."""
     return re.sub(r"<!-- made: (.*?) -->", lambda mark: MARKED[mark[1]](), markdown)
 
 
 def on_config(config: Any) -> Any:
     """List the pages of methods and of evidence in the navigation."""
-    methods = ["methods/index.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
+    methods = ["methods.md", *({name: f"methods/{name}.md"} for name in entries("methods"))]
     shown = [f"evidence/{path.name}" for path in evidence_pages()]
     for item in config.nav:
         if "Methods" in item:
@@ -505,7 +512,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File
 
     from fedfactor.tables import compute
@@ -515,9 +522,10 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in what is made within pages."""
-    return with_made(markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in the marks of a page in docs/, and replace its links by links of the site."""
+    source = f"docs/{page.file.src_uri}"
+    return linked(with_made(markdown), source) if (ROOT / source).exists() else markdown
 
 
 if __name__ == "__main__":  # one page, to look at: python docs/pages.py methods/fedpara.md

@@ -1,6 +1,6 @@
-"""Draw accuracy against megabytes moved, a line a run: `python docs/picture.py docs/demo.svg runs/demo/*`.
+"""Draw accuracy against megabytes with one line per run: `python docs/picture.py docs/demo.svg runs/demo/*`.
 
-Takes run directories, nothing else; the figures of each line stand in the picture's description.
+It reads run directories only. The description in the SVG file has the last figures of each line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ STYLE = """text { font: 14px system-ui, sans-serif; fill: #222 } .grid { stroke:
 @media (prefers-color-scheme: dark) { text { fill: #ddd } .grid { stroke: #444 } }"""
 
 Curve = list[tuple[float, float]]
-"""Megabytes and accuracy, one pair a measurement."""
+"""Megabytes and accuracy, one pair per measurement."""
 
 
 def curve(directory: Path) -> Curve:
-    """Read the accuracy of the server's full model and the bytes moved until then out of a run directory."""
+    """Return the accuracy of the server's full model, and the megabytes until then, from a run directory."""
     found = []
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         event = json.loads(line)
@@ -36,7 +36,7 @@ def curve(directory: Path) -> Curve:
 
 
 def nice(most: float) -> float:
-    """Return a round step that divides a range into three to seven."""
+    """Return a round step that divides a range into three to seven parts."""
     for step in (base * 10.0**power for power in range(-2, 7) for base in (1, 2, 5)):
         if most / step <= 7:
             return step

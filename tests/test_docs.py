@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedfactor import registry
-from fedfactor.protocol.plan import Reply
+from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import entries
 from fedfactor.tables import compute
 from tests import warm
@@ -56,7 +56,8 @@ def made() -> dict[str, str]:
 @pytest.mark.parametrize("name", list(entries("methods")))
 def test_every_method_has_a_page_with_all_that_is_known_of_it(name: str, made: dict[str, str]) -> None:
     entry, page = entries("methods")[name], made[f"methods/{name}.md"]
-    assert f"[`{name}`]({name}.md)" in made["methods/index.md"]
+    overview = PAGES.linked((ROOT / "docs" / "methods.md").read_text(), "docs/methods.md")
+    assert f"[`{name}`](methods/{name}.md)" in overview
     assert page.startswith(f"# {entry.cls.__name__}\n")
     for heading in ("When to use it", "Fields", "In short", "Evidence"):
         assert f"## {heading}\n" in page, heading
@@ -78,8 +79,8 @@ def test_a_page_says_what_a_method_does_not_go_with(made: dict[str, str]) -> Non
 def test_evidence_and_recipes_of_a_method_are_found(made: dict[str, str]) -> None:
     assert "(../evidence/heterogeneous.md)" in made["methods/flanc.md"]
     assert "evidence/" not in made["methods/low_rank.md"]
-    assert "fedfactor run recipes/demo.toml" in made["methods/fedpara.md"]
-    assert "recipes/demo.toml" not in made["methods/flanc.md"]
+    assert "fedfactor run demo\n" in made["methods/fedpara.md"]
+    assert "fedfactor run demo\n" not in made["methods/flanc.md"]
 
 
 def test_every_optimizer_and_codec_is_described_and_has_its_use(made: dict[str, str]) -> None:
@@ -112,9 +113,9 @@ def test_claims_are_read_with_their_command_and_verdict() -> None:
     bytes_ = next(one for one in found if one.claim == "FLANC moves fewer bytes")
     assert bytes_.rulings == ["holds"] and bytes_.section.startswith("FLANC against HeteroFL")
     (command,) = bytes_.commands
-    assert command.startswith("fedfactor run recipes/flanc/table1-fashion-mnist.toml --small ")
+    assert command.startswith("fedfactor run flanc/table1-fashion-mnist --small ")
     fixed = next(one for one in found if one.claim == "FedHM is ahead of slimming")
-    whole = "fedfactor run recipes/fedhm/table2-cifar10.toml --small --set train.rounds=40 "  # no word of the shell's
+    whole = "fedfactor run fedhm/table2-cifar10 --small --set train.rounds=40 "  # no word of the shell's
     assert len(fixed.commands) == 3 and all(one.startswith(whole) for one in fixed.commands)
 
 
@@ -138,6 +139,18 @@ def test_marks_in_pages_are_known() -> None:
     assert "| `natural` |" in PAGES.with_made("<!-- made: partitions -->")
     with pytest.raises(KeyError):
         PAGES.with_made("<!-- made: nothing -->")
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    text = "[a](../CHANGELOG.md#new) [b](extend.md) [`orthdrop`](../src/fedfactor/methods/prism.py) [c](../src/x.py) [d](#e)"
+    turned = "[a](changelog.md#new) [b](extend.md) [`orthdrop`](methods/orthdrop.md) c [d](#e)"
+    assert PAGES.linked(text, "docs/faq.md") == turned
+    assert (
+        PAGES.linked("[a](../recipes.md) [b](https://x.org)", "docs/evidence/one.md")
+        == "[a](../recipes.md) [b](https://x.org)"
+    )
+    assert PAGES.linked("[a](../docs/evidence/README.md)", "benchmarks/README.md") == "[a](evidence/README.md)"
+    assert PAGES.linked("![a](demo.svg)", "docs/index.md") == "![a](demo.svg)"
 
 
 # What pages show.
@@ -191,8 +204,11 @@ def test_the_method_of_the_page_keeps_the_promises(own_biases: type, monkeypatch
 
 
 def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:
-    replies = [Reply(client, 1.0, samples, {}, {}, {}, {}) for client, samples in enumerate((100, 400))]
-    assert own_biases().weights(replies) == [10.0, 20.0]
+    view, plan = {"w": torch.zeros(1)}, whole_plan(["w"])
+    sent = [(100, torch.tensor([3.0])), (400, torch.tensor([6.0]))]
+    replies = [Reply(client, 1.0, samples, plan, view, {"w": w}, {}) for client, (samples, w) in enumerate(sent)]
+    mean, _ = own_biases().aggregate(view, view, replies, None)
+    assert mean["w"].item() == pytest.approx((10 * 3.0 + 20 * 6.0) / 30)
     setup = run(own_biases(), rounds=0).federation.setup
     private = setup.method.private_names(setup.network(1.0))
     assert private == {"conv1.bias", "bn1.bias", "bn2.bias", "hidden.bias", "fc.bias"}

@@ -71,7 +71,7 @@ def test_a_long_run_keeps_its_table_and_the_beginning_of_its_trace(
 
 @pytest.mark.parametrize("engine", ["inline", "pool"])
 def test_the_command_shows_where_time_went(engine: str, tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[1] / "recipes" / "demo.toml"
+    recipe = Path(__file__).parents[1] / "src" / "fedfactor" / "recipes" / "demo.toml"
     asked = ["run", str(recipe), "--set", "train.rounds=2", "--only", "fedpara", "--engine", engine]
     asked += ["--workers", "2"] if engine == "pool" else []
     plain = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "plain"), "--quiet"])

@@ -1,4 +1,4 @@
-"""Every recipe under recipes/: parsed, resolved, and two rounds of it on a stand-in for its data."""
+"""Every recipe of the package: parsed, resolved, and two rounds of it on a stand-in for its data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from fedfactor.runs import recipe as recipes
 from fedfactor.runs.execute import run
 from tests.data import make
 
-ROOT = Path(__file__).parents[2]
-PATHS = sorted((ROOT / "recipes").rglob("*.toml"))
-NAMES = [str(path.relative_to(ROOT / "recipes")) for path in PATHS]
+RECIPES = Path(__file__).parents[2] / "src" / "fedfactor" / "recipes"
+NAMES = [str(path.relative_to(RECIPES)) for path in sorted(RECIPES.rglob("*.toml"))]
 
 FEW = [
     "partition.clients=2", "partition.take=0", "partition.train_share=1.0", "train.rounds=2", "train.cohort=1",
@@ -36,12 +35,12 @@ FEWER = {
 
 
 def _cells(name: str, small: bool = False) -> dict[str, recipes.Table]:
-    tables = recipes.read(ROOT / "recipes" / name)
+    tables = recipes.read(RECIPES / name)
     return recipes.cells(recipes.small(tables) if small else {k: v for k, v in tables.items() if k != "small"})
 
 
 def _has_small(name: str) -> bool:
-    return "small" in recipes.read(ROOT / "recipes" / name)
+    return "small" in recipes.read(RECIPES / name)
 
 
 def _tried() -> list[tuple[str, bool, str]]:
@@ -78,7 +77,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_resolves_and_reads_back_the_same(name: str) -> None:
-    tables = recipes.read(ROOT / "recipes" / name)
+    tables = recipes.read(RECIPES / name)
     assert tables["name"] == name.removesuffix(".toml").replace("/", "-")  # it names the run directory
     for small in (False, True) if _has_small(name) else (False,):
         for cell, one in _cells(name, small).items():
@@ -131,7 +130,7 @@ SMALL = ("flanc/", "fedhm/", "prism/", "feddecomp/", "fedpara/figure5")
 
 @pytest.mark.parametrize("paper", PRINTED)
 def test_every_table_and_figure_that_is_trained_has_a_recipe(paper: str) -> None:
-    begins = [(ROOT / "recipes" / name).read_text() for name in NAMES if name.startswith(f"{paper}/")]
+    begins = [(RECIPES / name).read_text() for name in NAMES if name.startswith(f"{paper}/")]
     for words in PRINTED[paper]:
         assert any(re.match(rf"# {FULL[paper]} {re.escape(words)}[:, ]", text) for text in begins), words
 
@@ -139,6 +138,6 @@ def test_every_table_and_figure_that_is_trained_has_a_recipe(paper: str) -> None
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(SMALL)])
 def test_recipes_have_a_small_overlay_that_says_what_it_reduces(name: str) -> None:
     assert _has_small(name)
-    before = (ROOT / "recipes" / name).read_text().partition("\n[small")[0]
+    before = (RECIPES / name).read_text().partition("\n[small")[0]
     assert "# Reduced: " in before.rpartition("\n\n")[2]
     assert len(_cells(name, small=True)) <= len(_cells(name))

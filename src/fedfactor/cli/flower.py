@@ -20,7 +20,7 @@ console = Console()
 
 @app.command("app")
 def write(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; `flwr run DIR` takes it as it is.")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key of the recipe: --set train.rounds=5. Repeatable.")
@@ -36,9 +36,10 @@ def write(
 ) -> None:
     """Write a folder that `flwr run` accepts; fedfactor must be installed on every host."""
     from fedfactor.runs import recipe as recipes
+    from fedfactor.runs.catalog import find
     from fedfactor.runs.flower.app import write_app
 
-    tables = recipes.read(recipe)
+    tables = recipes.read(find(recipe))
     tables.setdefault("name", recipe.stem)
     found = recipes.overridden_cells(tables, settings or [])
     cells = [name for name in found if fnmatch.fnmatchcase(name, only)]

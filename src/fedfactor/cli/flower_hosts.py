@@ -37,7 +37,7 @@ def _until_stopped(code: int, words: str) -> Iterator[None]:
 
 
 def up(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
     out: Annotated[Path, typer.Option(help="Run directory; a run that is there is carried on.")],
     host: Annotated[
         list[str] | None,
@@ -57,6 +57,7 @@ def up(
     """Serve a run to nodes on other machines until it is done; start it again to carry on."""
     from fedfactor.cli.screen import Progress
     from fedfactor.runs import recipe as recipes
+    from fedfactor.runs.catalog import find
     from fedfactor.runs.directory import check_claim, locked
     from fedfactor.runs.flower.hosts import Site
     from fedfactor.runs.flower.hosts import up as serve
@@ -65,7 +66,7 @@ def up(
         raise ValueError("give the name or address under which nodes reach this machine: --host server.example.org")
     if listen not in ("0.0.0.0", "127.0.0.1"):
         raise ValueError(f"--listen is 0.0.0.0 or 127.0.0.1, got {listen}: a firewall says who may reach the port")
-    tables = recipes.read(recipe)
+    tables = recipes.read(find(recipe))
     tables.setdefault("name", recipe.stem)
     if "sweep" in tables:
         raise ValueError(f"{recipe} is a sweep; `up` serves one run at a time: give a recipe without [sweep]")

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from fedfactor import __version__
 from fedfactor.cli.flower import app as flower_app
+from fedfactor.cli.recipes import app as recipes_app
 
 if TYPE_CHECKING:
     from fedfactor.runs.recipe import Recipe
@@ -87,7 +88,7 @@ def methods(
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: --set train.rounds=5. Repeatable.")
     ] = None,
@@ -190,8 +191,9 @@ def _on_flower(
 def _tables(recipe: Path, small: bool = False) -> dict[str, Any]:
     """Read a recipe, which has the name of its file if it says no other."""
     from fedfactor.runs import recipe as recipes
+    from fedfactor.runs.catalog import find
 
-    tables = recipes.read(recipe)
+    tables = recipes.read(find(recipe))
     tables.setdefault("name", recipe.stem)
     return recipes.small(tables) if small else tables
 
@@ -308,7 +310,7 @@ def new(
 
 @app.command()
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
     methods: Annotated[str, typer.Option(help="Methods, with commas: fedavg,fedpara,flanc.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory of all runs: METHOD/seed-N below it.")],
     seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "1,2,3",
@@ -458,6 +460,7 @@ def export(
 
 
 app.add_typer(flower_app, name="flower")
+app.add_typer(recipes_app, name="recipes")
 
 data_app = typer.Typer(help="Look at data sets and how they are split.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -465,7 +468,7 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("show")
 def data_show(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: --set partition.alpha=0.1. Repeatable.")
     ] = None,

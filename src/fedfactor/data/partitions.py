@@ -225,7 +225,7 @@ class Flower(Partition):
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        module = optional("flwr_datasets.partitioner", "flower", "a partition of kind flower")
+        module = optional("flwr_datasets.partitioner", "flower-datasets", "a partition of kind flower")
         cls = getattr(module, self.partitioner, None)
         if cls is None:
             raise ValueError(f"flwr_datasets has no partitioner called {self.partitioner!r}")
@@ -237,7 +237,7 @@ class Flower(Partition):
 
 def from_flower(partitioner: Any, labels: Labels, ids: Labels | None = None) -> Parts:
     """Let a flwr-datasets Partitioner split examples, by the columns `label` and `owner`."""
-    hub = optional("datasets", "flower", "a flwr-datasets Partitioner")
+    hub = optional("datasets", "flower-datasets", "a flwr-datasets Partitioner")
     columns = {"label": labels, "row": np.arange(len(labels))}
     if ids is not None:
         columns["owner"] = ids

@@ -249,7 +249,8 @@ def _options(section: str, name: str, target: Any) -> type[BaseModel]:
     else:
         fields, about = _hyperparameters(target.cls), target.summary
     key = CHOICES[section][0]
-    fields = {key: ..., **fields, key: (Literal[name], name)}  # first, and not an option of that name
+    fields.pop(key, None)  # an option of that name would hide the choice
+    fields = {key: (Literal[name], name), **fields}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
         return create_model(f"{section}-{name}", __base__=base, __doc__=about, **fields)

@@ -1,0 +1,51 @@
+"""`fedfactor recipes ...`: the recipes that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+app = typer.Typer(help="List the recipes that come with the package, or copy one to edit.")
+console = Console()
+
+
+@app.callback(invoke_without_command=True)
+def listed(context: typer.Context) -> None:
+    """List the recipes that come with the package, or copy one to edit."""
+    from fedfactor.runs import catalog
+
+    if context.invoked_subcommand is not None:
+        return
+    names = catalog.names()
+    width = max(map(len, names))
+    for name in names:
+        line = Text(f"{name:<{width}}  {catalog.description(name)}")
+        if console.is_terminal:  # one line each; a file or another program gets the whole sentence
+            line.truncate(console.width, overflow="ellipsis")
+        console.print(line, soft_wrap=True)
+
+
+@app.command()
+def copy(
+    name: Annotated[str, typer.Argument(help="Name of a packaged recipe, such as demo or fedpara/table12.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; default: the name with - for /, and .toml.")
+    ] = None,
+) -> None:
+    """Write a packaged recipe to a file of your own, to edit and run."""
+    from fedfactor.runs import catalog
+
+    source = catalog.packaged(name)
+    path = out or Path(f"{name.replace('/', '-')}.toml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise ValueError(f"{path} already exists; remove it, or give another file with -o") from None
+    except FileNotFoundError:
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} into") from None
+    console.print(f"wrote {path}; next: fedfactor run {path}", highlight=False, markup=False, soft_wrap=True)

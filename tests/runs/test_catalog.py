@@ -1,0 +1,81 @@
+"""Recipes of the package by name: found, listed, copied and run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedfactor.cli import app
+from fedfactor.runs import catalog
+
+
+def fedfactor(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "1000"})
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_packaged_recipe_has_a_name_and_one_sentence() -> None:
+    names = catalog.names()
+    assert len(names) == len(list(catalog.RECIPES.rglob("*.toml"))) and {"demo", "fedpara/table12"} <= set(names)
+    for name in names:
+        assert catalog.find(Path(name)) == catalog.packaged(name)
+        sentence = catalog.description(name)
+        assert 20 < len(sentence) < 250 and sentence[0] != "#" and "\n" not in sentence, name
+    assert catalog.description("fedpara/figure5c").endswith("repetitions.")  # "Sec. 3.1" does not end a sentence
+
+
+def test_a_file_of_that_name_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()  # a folder is no recipe
+    assert catalog.find(Path("demo")) == catalog.RECIPES / "demo.toml"
+    (tmp_path / "demo").rmdir()
+    (tmp_path / "demo").write_text("name = 'mine'")
+    assert catalog.find(Path("demo")) == Path("demo")
+
+
+@pytest.mark.parametrize("wrong", ["dmo", "recipes/demo.toml"])
+def test_a_wrong_name_is_answered_with_the_nearest(wrong: str) -> None:
+    with pytest.raises(ValueError, match=rf"no file {wrong}, and .*did you mean 'demo'\?.*`fedfactor recipes` lists"):
+        catalog.find(Path(wrong))
+
+
+def test_recipes_lists_one_line_each() -> None:
+    lines = fedfactor("recipes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == catalog.names()
+    assert all(catalog.description(line.split()[0]) in line for line in lines)
+
+
+def test_the_list_starts_without_torch() -> None:
+    code = "import sys; from fedfactor.cli import app; app(['recipes'], standalone_mode=False); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_copy_is_written_once(tmp_path: Path) -> None:
+    assert (
+        "wrote fedpara-table12.toml; next: fedfactor run fedpara-table12.toml"
+        in fedfactor("recipes", "copy", "fedpara/table12").stdout
+    )
+    assert (tmp_path / "fedpara-table12.toml").read_text() == catalog.packaged("fedpara/table12").read_text()
+    assert fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exit_code == 0
+    assert (tmp_path / "mine.toml").read_text() == catalog.packaged("demo").read_text()
+    (tmp_path / "mine.toml").write_text("name = 'edited'")
+    assert "mine.toml already exists" in str(fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exception)
+    assert (tmp_path / "mine.toml").read_text() == "name = 'edited'"
+    assert "there is no folder nowhere" in str(fedfactor("recipes", "copy", "demo", "-o", "nowhere/a.toml").exception)
+    assert "no packaged recipe is called 'demos'" in str(fedfactor("recipes", "copy", "demos").exception)
+
+
+def test_commands_take_names(tmp_path: Path) -> None:
+    words = ["run", "demo", "--only", "fedpara", "--set", "train.rounds=1", "--set", "train.epochs=1", "--quiet"]
+    done = fedfactor(*words, "--set", "partition.clients=5")
+    assert done.exit_code == 0, done.exception
+    assert (tmp_path / "runs" / "demo" / "fedpara" / "summary.json").exists()
+    assert "20 clients" in fedfactor("data", "show", "demo").stdout
