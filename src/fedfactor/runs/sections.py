@@ -247,8 +247,7 @@ def _options(section: str, name: str, target: Any) -> type[BaseModel]:
     else:
         fields, about = _hyperparameters(target.cls), target.summary
     key = CHOICES[section][0]
-    fields.pop(key, None)  # an option of that name would hide the choice
-    fields = {key: (Literal[name], name), **fields}
+    fields = {key: (Literal[name], name)} | {other: field for other, field in fields.items() if other != key}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
         return create_model(f"{section}-{name}", __base__=base, __doc__=about, **fields)
