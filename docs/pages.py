@@ -27,7 +27,7 @@ from fedfactor.data.partitions import kinds as partitions
 from fedfactor.data.sources.registry import info as source_info
 from fedfactor.data.sources.registry import names as source_names
 from fedfactor.models import info as model_info
-from fedfactor.models import names as model_names
+from fedfactor.models import list_models as model_names
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.sentences import RENAMED

@@ -166,7 +166,7 @@ def test_measuring_leaves_the_model_alone() -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.list_models())
 def test_rows_of_every_network_add_up(name: str) -> None:
     model = models.build(name).eval()
     shape = (5,) if models.info(name).tokens else None

@@ -212,7 +212,7 @@ def test_code_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "model.safetensors").exists()
 
 
-OURS = [name for name in models.names() if builder_of(name).__module__.startswith("fedfactor.")]
+OURS = [name for name in models.list_models() if builder_of(name).__module__.startswith("fedfactor.")]
 
 
 @pytest.mark.parametrize("name", OURS)

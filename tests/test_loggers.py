@@ -77,7 +77,7 @@ def test_mlflow_reads_what_was_written_also_after_a_resume(tmp_path: Path, monke
 
 
 def test_an_unknown_logger_and_a_missing_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="there is no logger 'wandb'; there are tensorboard, mlflow"):
+    with pytest.raises(ValueError, match="no logger is called 'wandb'; there are mlflow, tensorboard"):
         loggers.check(["wandb"])
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ValueError, match=r"--log mlflow needs the package mlflow .*pip install 'fedfactor\[mlflow\]'"):

@@ -10,9 +10,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from fedfactor import registry
 from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load
 from fedfactor.data.clients import FederatedData
-from fedfactor.data.partitions import Dirichlet, Partition, View, create, from_flower, kinds, register
+from fedfactor.data.partitions import Dirichlet, Partition, View, from_flower, kinds
+from fedfactor.registry import create, register
 from tests.data import make
 
 
@@ -136,7 +138,7 @@ def test_read_from_files_to_a_batch(tmp_path: Any) -> None:
 def test_mistakes_name_what_there_is() -> None:
     with pytest.raises(ValueError, match="no partition is called 'dirichle'; did you mean 'dirichlet'"):
         federated(dataset(), "dirichle")
-    with pytest.raises(ValueError, match="partition dirichlet has no option 'alhpa'; did you mean 'alpha'"):
+    with pytest.raises(ValueError, match="partition dirichlet has no field 'alhpa'; did you mean 'alpha'"):
         federated(dataset(), "dirichlet", alhpa=1.0)
     with pytest.raises(ValueError, match="this data set has no natural owners"):
         federated(dataset(), "natural")
@@ -144,8 +146,8 @@ def test_mistakes_name_what_there_is() -> None:
         federated(dataset(), "iid", clients=0)
     with pytest.raises(ValueError, match="built already takes no options, got alpha"):
         federated(dataset(), Dirichlet(clients=3), alpha=1.0)
-    with pytest.raises(ValueError, match="'iid' is registered already"):
-        register("iid")(Dirichlet)
+    with pytest.raises(ValueError, match="partition 'iid' is already registered by"):
+        register("partitions", "iid")(Dirichlet)
 
 
 def test_every_kind_explains_its_options() -> None:
@@ -153,7 +155,7 @@ def test_every_kind_explains_its_options() -> None:
         kinds()
     )
     for kind, cls in kinds().items():
-        assert cls.__doc__ and create(kind).kind == kind
+        assert cls.__doc__ and create("partitions", kind).name == kind
         assert all(option.metadata["help"] for option in dataclasses.fields(cls))
 
 
@@ -220,11 +222,9 @@ def test_flower_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_users_add_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedfactor.data import partitions
+    monkeypatch.setitem(registry._table, "partitions", dict(registry._table["partitions"]))
 
-    monkeypatch.setattr(partitions, "_kinds", dict(partitions._kinds))
-
-    @register("one-each")
+    @register("partitions", "one-each")
     @dataclasses.dataclass(frozen=True)
     class OneEach(Partition):
         """One example a client."""

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedfactor import registry
 from fedfactor.data import Dataset, MissingData, load
 from fedfactor.data.clients import AsStored
-from fedfactor.data.sources import data_folder, info, names, registry
+from fedfactor.data.sources import data_folder, info, names
 from fedfactor.rng import numpy_rng
 from tests.data import make
 
@@ -209,17 +210,17 @@ def tiny(folder: Path, size: int = 3) -> Dataset:
 
 
 def test_users_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_sources", dict(registry._sources))
-    registry.source("tiny")(tiny)
+    monkeypatch.setitem(registry._table, "data", dict(registry._table["data"]))
+    registry.register("data", "tiny")(tiny)
     assert len(load("tiny", tmp_path, size=5).train[1]) == 5
     with pytest.raises(ValueError, match="'tiny' is already registered by"):
-        registry.source("tiny")(lambda folder: tiny(folder))
+        registry.register("data", "tiny")(lambda folder: tiny(folder))
 
 
 def test_packages_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_sources", dict(registry._sources))
-    point = EntryPoint("plugged", "tests.data.test_sources:tiny", registry.GROUP)
-    monkeypatch.setattr(registry, "_plugins", lambda: {"plugged": point})
+    monkeypatch.setitem(registry._table, "data", dict(registry._table["data"]))
+    point = EntryPoint("plugged", "tests.data.test_sources:tiny", "fedfactor.data")
+    monkeypatch.setattr(registry, "_plugins", lambda kind: (point,))
     assert "plugged" in names()
     assert load("plugged", tmp_path).name == "tiny"
 
@@ -330,7 +331,7 @@ def test_data_of_a_function(tmp_path: Path) -> None:
         ("table", {"rows": 30, "wid": 3}, "has no option 'wid'; did you mean 'wide'"),
         ("table", {"rows": 30, "crop": 4}, "table has no images of bytes: it cannot be normalised"),
         ("a_word", {}, r"should return a fedfactor\.data\.Dataset, got a str"),
-        ("nothing", {}, "no function of a module .*has no attribute 'nothing'.*there are ag_news"),
+        ("nothing", {}, "cannot be imported as package.module:name: .*has no attribute 'nothing'.*there are ag_news"),
     ],
 )
 def test_mistakes_with_functions(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:

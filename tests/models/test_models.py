@@ -20,7 +20,7 @@ SMALL: dict[str, dict[str, Any]] = {
 SHAPE = {"lstm_shakespeare": (7,), "lstm_imdb": (7,), "rnn_shakespeare": (7,), "transformer": (7,)}
 CLASSES = {"cnn_femnist": 62, "lstm_imdb": 1, "lstm_shakespeare": 80, "rnn_shakespeare": 80, "transformer": 4}
 
-every_model = pytest.mark.parametrize("name", models.names())
+every_model = pytest.mark.parametrize("name", models.list_models())
 
 
 def make(name: str, **options: Any) -> nn.Module:
@@ -35,7 +35,7 @@ def example(name: str, batch: int = 2) -> Tensor:
 
 def test_the_registry_holds_the_papers_networks() -> None:
     expected = "cnn4 cnn_femnist lstm_imdb lstm_shakespeare mlp resnet10 resnet18 resnet34 resnet8"
-    assert set(models.names()) >= {*expected.split(), "rnn_shakespeare", "transformer", "vgg16"}
+    assert set(models.list_models()) >= {*expected.split(), "rnn_shakespeare", "transformer", "vgg16"}
 
 
 @every_model

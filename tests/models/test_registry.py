@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from fedfactor import models
-from fedfactor.models import registry
+from fedfactor import models, registry
+from fedfactor.registry import register
 
 
 @pytest.fixture(autouse=True)
 def a_registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_models", dict(registry._models))
+    monkeypatch.setitem(registry._table, "models", dict(registry._table["models"]))
 
 
 @pytest.fixture
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    points = {
-        "theirs": EntryPoint("theirs", f"{__name__}:undecorated", registry.GROUP),
-        "broken": EntryPoint("broken", "no_such_module_anywhere:model", registry.GROUP),
-    }
-    monkeypatch.setattr(registry, "_plugins", lambda: points)
+    points = (
+        EntryPoint("theirs", f"{__name__}:undecorated", "fedfactor.models"),
+        EntryPoint("broken", "no_such_module_anywhere:model", "fedfactor.models"),
+    )
+    monkeypatch.setattr(registry, "_plugins", lambda kind: points)
     yield
 
 
@@ -42,24 +42,26 @@ def test_unknown_name_gets_the_nearest_match_and_the_list() -> None:
 
 
 def test_a_user_can_add_a_network() -> None:
-    models.register("mine", input_shape=(3,))(undecorated)
-    assert "mine" in models.names()
+    register("models", "mine", input_shape=(3,))(undecorated)
+    assert "mine" in models.list_models("m*")
     assert models.build("mine", size=2).get_parameter("weight").shape == (2, 2)
     assert models.example_input("mine", 4).shape == (4, 3)
     assert models.info("mine").builder is undecorated
 
 
 def test_a_name_is_given_once_but_a_module_may_be_reloaded() -> None:
-    models.register("mine")(undecorated)
-    models.register("mine")(undecorated)
+    register("models", "mine")(undecorated)
+    register("models", "mine")(undecorated)
     with pytest.raises(ValueError, match=r"'mine' is already registered by .*undecorated; choose another .*other"):
-        models.register("mine")(other)
+        register("models", "mine")(other)
 
 
 def test_plugins_are_listed_without_import_and_loaded_when_asked(plugin: None) -> None:
-    assert {"theirs", "broken", "vgg16"} <= set(models.names())
+    assert {"theirs", "broken", "vgg16"} <= set(models.list_models())
     assert isinstance(models.build("theirs", size=5), nn.Linear)
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_anywhere"):
+    with pytest.raises(
+        ImportError, match="entry point 'broken' of no_such_module_anywhere:model cannot be loaded: No module"
+    ):
         models.build("broken")
     with pytest.raises(ValueError, match="registered without input_shape"):
         models.example_input("theirs")

@@ -10,8 +10,9 @@ import torch
 
 from fedfactor.data.clients import Examples, FederatedData, Transform
 from fedfactor.data.dataset import Array, Dataset, Labels
-from fedfactor.data.partitions import Partition, View, create
+from fedfactor.data.partitions import Partition, View
 from fedfactor.data.splitting import Parts, hold_out
+from fedfactor.registry import create
 from fedfactor.rng import numpy_rng
 
 Rows = Labels
@@ -77,13 +78,16 @@ def federated(
 
 
 def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any]) -> Partition:
+    chosen: Any = kind
     if isinstance(kind, Mapping):
-        return create(**{"kind": "iid", **kind, **options})
-    if isinstance(kind, str):
-        return create(kind, **options)
+        options = {"kind": "iid", **kind, **options}
+        chosen = options.pop("kind")
+    if isinstance(chosen, str):
+        chosen, options = create("partitions", chosen, **options), {}
     if options:
         raise ValueError(f"a partition that is built already takes no options, got {', '.join(options)}")
-    return kind
+    assert isinstance(chosen, Partition)
+    return chosen
 
 
 def _parts(

@@ -1,28 +1,21 @@
-"""Partitions by name: what a recipe says as `partition = {kind = "dirichlet", alpha = 0.5, clients = 100}`.
+"""The kinds of partition, by name: `partition = {kind = "dirichlet", alpha = 0.5, clients = 100}` in a recipe.
 
-Each is a frozen dataclass; its fields are its options. Another package adds its own with `register`, in a module named
-by an entry point of the group `fedfactor.partitions`.
+Each is a frozen dataclass whose fields are its options; `splitting` has the functions that do the work.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedfactor.checks import near
-from fedfactor.data import splitting as functions
+from fedfactor.data import splitting
 from fedfactor.data.sources.files import optional
 from fedfactor.data.splitting import Labels, Parts
-from fedfactor.registry import described
-
-GROUP = "fedfactor.partitions"
+from fedfactor.registry import described, entries, register
 
 
 @dataclass(frozen=True)
@@ -38,10 +31,10 @@ class Partition:
     """Splits training examples over clients, and picks every client's own test examples.
 
     The rule for own test data: the same distribution as the client's training data. By default that is a part of the
-    test set in the proportions of the client's classes (`partition.matching_test`).
+    test set in the proportions of the client's classes (`splitting.matching_test`).
     """
 
-    kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
     by_owner: ClassVar[bool] = False
     """Whether clients are natural owners: then test examples go to whoever made them."""
 
@@ -58,63 +51,25 @@ class Partition:
     def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
         """Return every client's training examples and its own test examples."""
         parts = self.parts(train, rng)
-        return parts, functions.matching_test(train.labels, parts, test.labels, rng)
-
-
-Found = TypeVar("Found", bound=type[Partition])
-
-_kinds: dict[str, type[Partition]] = {}
-
-
-def register(kind: str) -> Callable[[Found], Found]:
-    """Class decorator that gives a partition its name in a recipe."""
-
-    def enter(cls: Found) -> Found:
-        known = _kinds.get(kind)
-        if known is not None and known.__qualname__ != cls.__qualname__:
-            raise ValueError(f"partition {kind!r} is registered already, by {known.__module__}")
-        cls.kind = kind
-        _kinds[kind] = cls
-        return cls
-
-    return enter
+        return parts, splitting.matching_test(train.labels, parts, test.labels, rng)
 
 
 def kinds() -> dict[str, type[Partition]]:
-    """Return all partitions by name, those of other packages included."""
-    _load_plugins()
-    return dict(sorted(_kinds.items()))
+    """Return all classes of partitions by name, those of plug-ins included."""
+    return {name: entry.cls for name, entry in entries("partitions").items()}
 
 
-def create(kind: str, **options: Any) -> Partition:
-    """Build a partition; mistakes name what there is."""
-    known = kinds()
-    if kind not in known:
-        raise ValueError(f"no partition is called {kind!r}; {near(kind, known)}there are {', '.join(known)}")
-    legal = [f.name for f in dataclasses.fields(known[kind])]
-    for key in options:
-        if key not in legal:
-            raise ValueError(f"partition {kind} has no option {key!r}; {near(key, legal)}it has {', '.join(legal)}")
-    return known[kind](**options)
-
-
-@cache
-def _load_plugins() -> None:
-    for point in entry_points(group=GROUP):
-        point.load()
-
-
-@register("iid")
+@register("partitions", "iid")
 @dataclass(frozen=True)
 class Iid(Partition):
     """Shuffled examples, dealt out evenly."""
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.iid(train.labels, self.clients, rng)
+        return splitting.iid(train.labels, self.clients, rng)
 
 
-@register("dirichlet")
+@register("partitions", "dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """Every class split over the clients by Dirichlet(alpha): sizes differ."""
@@ -125,12 +80,12 @@ class Dirichlet(Partition):
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.dirichlet(
+        return splitting.dirichlet(
             train.labels, self.clients, self.alpha, rng, min_examples=self.min_examples, tries=self.tries
         )
 
 
-@register("shards")
+@register("partitions", "shards")
 @dataclass(frozen=True)
 class Shards(Partition):
     """Examples sorted by label and cut into shards, dealt out at random (McMahan et al. 2017)."""
@@ -139,10 +94,10 @@ class Shards(Partition):
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.shards(train.labels, self.clients, rng, shards=self.shards_per_client)
+        return splitting.shards(train.labels, self.clients, rng, shards=self.shards_per_client)
 
 
-@register("classes")
+@register("partitions", "classes")
 @dataclass(frozen=True)
 class Classes(Partition):
     """Exactly k classes a client, in equal shares, every class with equally many clients (FLANC)."""
@@ -152,10 +107,10 @@ class Classes(Partition):
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.k_classes(train.labels, self.clients, self.classes_per_client, rng, equal=self.equal)
+        return splitting.k_classes(train.labels, self.clients, self.classes_per_client, rng, equal=self.equal)
 
 
-@register("equal-dirichlet")
+@register("partitions", "equal-dirichlet")
 @dataclass(frozen=True)
 class EqualDirichlet(Partition):
     """Equally many examples a client, the mix of classes by Dirichlet(alpha) (PriSM); alpha = inf is IID."""
@@ -165,10 +120,10 @@ class EqualDirichlet(Partition):
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return every client's training examples."""
-        return functions.equal_dirichlet(train.labels, self.clients, self.alpha, rng, size=self.size)
+        return splitting.equal_dirichlet(train.labels, self.clients, self.alpha, rng, size=self.size)
 
 
-@register("dirichlet-pair")
+@register("partitions", "dirichlet-pair")
 @dataclass(frozen=True)
 class DirichletPair(Partition):
     """Training and test examples of a client drawn with one mix q of Dirichlet(alpha); clients overlap (FedDecomp)."""
@@ -180,7 +135,7 @@ class DirichletPair(Partition):
 
     def split(self, train: View, test: View, rng: np.random.Generator) -> tuple[Parts, Parts]:
         """Return every client's training examples and its own test examples."""
-        return functions.dirichlet_pair(
+        return splitting.dirichlet_pair(
             train.labels,
             test.labels,
             self.clients,
@@ -192,7 +147,7 @@ class DirichletPair(Partition):
         )
 
 
-@register("natural")
+@register("partitions", "natural")
 @dataclass(frozen=True)
 class Natural(Partition):
     """One natural owner (role, writer) a client, or several."""
@@ -207,14 +162,14 @@ class Natural(Partition):
         """Return every client's training examples, and the test examples of the same owners."""
         if train.ids is None:
             raise ValueError("this data set has no natural owners: take another kind of partition")
-        groups = functions.owners(
+        groups = splitting.owners(
             train.ids, self.clients, rng, ids_per_client=self.ids_per_client, min_examples=self.min_examples
         )
         ids = np.empty(0, np.int64) if test.ids is None else test.ids
-        return functions.of_owners(train.ids, groups), functions.of_owners(ids, groups)
+        return splitting.of_owners(train.ids, groups), splitting.of_owners(ids, groups)
 
 
-@register("flower")
+@register("partitions", "flower")
 @dataclass(frozen=True)
 class Flower(Partition):
     """A Partitioner of flwr-datasets; it sees the columns `label` and, with natural owners, `owner`."""

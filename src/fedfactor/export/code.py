@@ -89,7 +89,7 @@ def _collect(module: str, bodies: dict[str, str], imports: dict[str, None]) -> N
             source = str(getattr(node, "module", ""))
             if not source.startswith("fedfactor."):
                 imports[ast.unparse(node)] = None
-            elif source != "fedfactor.models.registry" and source not in bodies:
+            elif source != "fedfactor.registry" and source not in bodies:
                 _collect(source, bodies, imports)
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             spans += [one for one in node.decorator_list if ast.unparse(one).startswith("register(")]

@@ -4,7 +4,7 @@ from fedfactor.models.cnn import CNN4, FemnistCNN, cnn4, cnn_femnist
 from fedfactor.models.digits import DigitsCNN, digits_cnn
 from fedfactor.models.lstm import LSTMClassifier, lstm_imdb, lstm_shakespeare
 from fedfactor.models.mlp import MLP, mlp
-from fedfactor.models.registry import ModelInfo, build, example_input, info, names, register
+from fedfactor.models.registry import ModelInfo, build, example_input, info, list_models
 from fedfactor.models.resnet import (
     BasicBlock,
     ResNet,
@@ -44,11 +44,10 @@ __all__ = [
     "digits_cnn",
     "example_input",
     "info",
+    "list_models",
     "lstm_imdb",
     "lstm_shakespeare",
     "mlp",
-    "names",
-    "register",
     "resnet8",
     "resnet10",
     "resnet18",

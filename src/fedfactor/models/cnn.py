@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 Variant = Literal["paper", "code"]
 
@@ -40,7 +40,7 @@ class CNN4(nn.Module):
         return logits
 
 
-@register("cnn4", input_shape=(1, 28, 28), paper="FLANC (NeurIPS 2022) Table 1, Fashion-MNIST")
+@register("models", "cnn4", input_shape=(1, 28, 28), paper="FLANC (NeurIPS 2022) Table 1, Fashion-MNIST")
 def cnn4(classes: int = 10, width: float = 1.0, channels: int = 1, planes: int = 64) -> CNN4:
     """FLANC's four-layer CNN at a width: 43,978 / 105,738 / 185,930 / 284,554 parameters at 1/4, 1/2, 3/4, 1.
 
@@ -79,7 +79,7 @@ class FemnistCNN(nn.Module):
         return logits
 
 
-@register("cnn_femnist", input_shape=(1, 28, 28), paper="PriSM (arXiv:2208.13141) Table 5")
+@register("models", "cnn_femnist", input_shape=(1, 28, 28), paper="PriSM (arXiv:2208.13141) Table 5")
 def cnn_femnist(classes: int = 62, width: float = 1.0, variant: Variant = "paper", channels: int = 1) -> FemnistCNN:
     """PriSM's CNN for FEMNIST (Table 5): 64 kernels of 5 x 5, 64 of 3 x 3, one linear layer.
 

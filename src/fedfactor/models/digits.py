@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 
 class DigitsCNN(nn.Module):
@@ -31,7 +31,7 @@ def _block(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     return [conv, nn.GroupNorm(1, outputs), nn.ReLU()]
 
 
-@register("digits_cnn", input_shape=(1, 8, 8), paper="none: the demo's network")
+@register("models", "digits_cnn", input_shape=(1, 8, 8), paper="none: the demo's network")
 def digits_cnn(classes: int = 10, width: float = 1.0) -> DigitsCNN:
     """Build the demo's network; `width` scales the channels."""
     return DigitsCNN(classes, width)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 
 class LSTMClassifier(nn.Module):
@@ -34,6 +34,7 @@ class LSTMClassifier(nn.Module):
 
 
 @register(
+    "models",
     "lstm_shakespeare",
     input_shape=(80,),
     input_dtype=torch.int64,
@@ -58,6 +59,7 @@ def lstm_shakespeare(
 
 
 @register(
+    "models",
     "lstm_imdb",
     input_shape=(500,),
     input_dtype=torch.int64,

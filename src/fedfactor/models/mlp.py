@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 
 class MLP(nn.Module):
@@ -24,7 +24,7 @@ class MLP(nn.Module):
         return logits
 
 
-@register("mlp", input_shape=(1, 28, 28), paper="FedPara (arXiv:2108.06098) C.2, two FC layers")
+@register("models", "mlp", input_shape=(1, 28, 28), paper="FedPara (arXiv:2108.06098) C.2, two FC layers")
 def mlp(inputs: int = 784, hidden: int = 256, classes: int = 10, width: float = 1.0) -> MLP:
     """Build the network of FedPara's personalisation experiments (C.2): 256 hidden units, no other layers.
 

@@ -1,37 +1,31 @@
-"""Networks by name: a table that other packages can add to."""
+"""Networks by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.checks import near
-
-GROUP = "fedfactor.models"
-
-Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+from fedfactor import registry
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """What is known of a registered network without building it.
+class ModelInfo(registry.Entry):
+    """What is known about a registered network before it is built; `paper` names the table or section it is from."""
 
-    `input_shape` is one example's, without the batch; `tokens` is the number of legal ids where the input is
-    integer; `paper` says which table or section the network is from.
-    """
-
-    name: str
-    builder: Callable[..., nn.Module]
     input_shape: tuple[int, ...] | None = None
+    """Shape of one example, without the batch."""
     input_dtype: torch.dtype = torch.float32
     tokens: int = 0
-    paper: str = ""
+    """Number of legal token ids, for networks that read integers."""
+
+    @property
+    def builder(self) -> Callable[..., nn.Module]:
+        """The function or class that builds the network; its parameters are the options of the model."""
+        return self.target  # type: ignore[no-any-return]
 
     def example(
         self,
@@ -46,52 +40,20 @@ class ModelInfo:
             raise ValueError(f"model {self.name!r} was registered without input_shape: pass shape=(...)")
         if self.input_dtype.is_floating_point:
             return torch.randn((batch, *size), generator=generator).to(self.input_dtype)
-        # Id 0 is padding in some networks; an example of real tokens is the dearest case.
+        # Id 0 is padding in some networks; an example of real tokens is the most expensive case.
         return torch.randint(1, max(self.tokens, 2), (batch, *size), generator=generator, dtype=self.input_dtype)
 
 
-_models: dict[str, ModelInfo] = {}
-
-
-def register(
-    name: str,
-    *,
-    input_shape: tuple[int, ...] | None = None,
-    input_dtype: torch.dtype = torch.float32,
-    tokens: int = 0,
-    paper: str = "",
-) -> Callable[[Builder], Builder]:
-    """Enter the decorated function or class under `name`; its keyword arguments are the network's options."""
-
-    def enter(builder: Builder) -> Builder:
-        known = _models.get(name)
-        if known is not None and _origin(known.builder) != _origin(builder):
-            raise ValueError(
-                f"model {name!r} is already registered by {_origin(known.builder)}; choose another name for "
-                f"{_origin(builder)}"
-            )
-        _models[name] = ModelInfo(name, builder, input_shape, input_dtype, tokens, paper)
-        return builder
-
-    return enter
-
-
-def names() -> list[str]:
-    """Names of all networks, those of other packages included (which are not imported for it)."""
-    return sorted({*_models, *_plugins()})
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the sorted names of all networks that match a pattern; plug-ins are listed without being imported."""
+    return registry.names("models", pattern)
 
 
 def info(name: str) -> ModelInfo:
-    """Look a network up; another package's is imported when it is first asked for."""
-    if name not in _models and (plugin := _plugins().get(name)) is not None:
-        loaded = plugin.load()
-        if name not in _models:
-            # The entry point names a plain function or class which did not use the decorator.
-            register(name)(loaded)
-    if name not in _models:
-        known = names()
-        raise ValueError(f"no model is called {name!r}; {near(name, known)}there are {', '.join(known)}")
-    return _models[name]
+    """Return what is known about a network; a plug-in is imported when it is first asked for."""
+    found = registry.get("models", name)
+    assert isinstance(found, ModelInfo)
+    return found
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -108,12 +70,3 @@ def example_input(
 ) -> Tensor:
     """Draw a legal input of the named network; see `ModelInfo.example`."""
     return info(name).example(batch, shape=shape, generator=generator)
-
-
-@cache
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _origin(builder: Callable[..., nn.Module]) -> str:
-    return f"{builder.__module__}.{getattr(builder, '__qualname__', repr(builder))}"

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import Rounding, scaled
+from fedfactor.registry import register
 
 Norm = Literal["batch", "group", "batch_no_stats"]
 Stem = Literal["cifar", "imagenet"]
@@ -128,28 +128,28 @@ def _check(what: str, value: str, legal: tuple[str, ...]) -> None:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, legal))}, got {value!r}")
 
 
-@register("resnet8", input_shape=(3, 32, 32), paper="FedDecomp Sec. 4.1")
+@register("models", "resnet8", input_shape=(3, 32, 32), paper="FedDecomp Sec. 4.1")
 class ResNet8(ResNet):
     """Three stages of one block; FedDecomp uses it on CIFAR-10, with `stem="imagenet"`."""
 
     blocks = (1, 1, 1)
 
 
-@register("resnet10", input_shape=(3, 32, 32), paper="FedDecomp Sec. 4.1")
+@register("models", "resnet10", input_shape=(3, 32, 32), paper="FedDecomp Sec. 4.1")
 class ResNet10(ResNet):
     """Four stages of one block; FedDecomp uses it on CIFAR-100 and Tiny-ImageNet, with `stem="imagenet"`."""
 
     blocks = (1, 1, 1, 1)
 
 
-@register("resnet18", input_shape=(3, 32, 32), paper="FLANC Table 1; FedHM Table 6; PriSM Table 4")
+@register("models", "resnet18", input_shape=(3, 32, 32), paper="FLANC Table 1; FedHM Table 6; PriSM Table 4")
 class ResNet18(ResNet):
     """Four stages of two blocks: 11,173,962 parameters with 10 classes."""
 
     blocks = (2, 2, 2, 2)
 
 
-@register("resnet34", input_shape=(3, 32, 32), paper="FedHM Table 7")
+@register("models", "resnet34", input_shape=(3, 32, 32), paper="FedHM Table 7")
 class ResNet34(ResNet):
     """Four stages of 3, 4, 6 and 3 blocks: 21,328,292 parameters with 100 classes."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from fedfactor.models.lstm import LSTMClassifier
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 
 @register(
+    "models",
     "rnn_shakespeare",
     input_shape=(80,),
     input_dtype=torch.int64,

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
 from fedfactor.models.width import scaled
+from fedfactor.registry import register
 
 Positions = Literal["learned", "sinusoidal"]
 PADDING = 0
@@ -71,6 +71,7 @@ class TransformerClassifier(nn.Module):
 
 
 @register(
+    "models",
     "transformer",
     input_shape=(64,),
     input_dtype=torch.int64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedfactor.models.registry import register
+from fedfactor.registry import register
 
 # Output channels of the 13 convolutions; 0 is a 2 x 2 max-pooling.
 _LAYOUT = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -49,7 +49,7 @@ class VGG(nn.Module):
         return logits
 
 
-@register("vgg16", input_shape=(3, 32, 32), paper="FedPara (arXiv:2108.06098) C.2")
+@register("models", "vgg16", input_shape=(3, 32, 32), paper="FedPara (arXiv:2108.06098) C.2")
 def vgg16(classes: int = 10, groups: int = 2, dropout: float = 0.5, channels: int = 3) -> VGG:
     """FedPara's VGG16 (C.2, Table 5): 15.25 M parameters with 10 classes, 15.30 M with 100.
 

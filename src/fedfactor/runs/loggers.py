@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedfactor.registry import get, register
 from fedfactor.runs.open import flat
 
 Event = dict[str, Any]
@@ -35,6 +36,7 @@ class Logger(Protocol):
         ...
 
 
+@register("loggers", "tensorboard")
 class TensorBoard:
     """Scalars for TensorBoard, in `tensorboard` of the run directory."""
 
@@ -66,6 +68,7 @@ class TensorBoard:
             self._writer.close()
 
 
+@register("loggers", "mlflow")
 class MLflow:
     """Parameters and metrics for MLflow, wherever it is set up to track (`MLFLOW_TRACKING_URI`).
 
@@ -113,15 +116,13 @@ class MLflow:
 LONGEST_PARAMETER = 500
 """Characters of a parameter that every MLflow server takes."""
 
-LOGGERS: dict[str, Callable[[Path, str, Mapping[str, Any]], Logger]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
-
 
 @contextmanager
 def logging(
     names: Sequence[str], directory: Path, name: str, recipe: Mapping[str, Any]
 ) -> Iterator[Callable[[Event], None]]:
     """Give a listener that passes a run's events on to the loggers of these names, and closes them in the end."""
-    loggers = [LOGGERS[one](directory, name, recipe) for one in names]
+    loggers: list[Logger] = [get("loggers", one).target(directory, name, recipe) for one in names]
 
     def listen(event: Event) -> None:
         for logger in loggers:
@@ -139,9 +140,7 @@ def logging(
 def check(names: Sequence[str]) -> None:
     """Raise a sentence if there is no such logger, or its library is not installed."""
     for name in names:
-        if name not in LOGGERS:
-            raise ValueError(f"there is no logger {name!r}; there are {', '.join(LOGGERS)}")
-        LOGGERS[name](Path(), "", {})
+        get("loggers", name).target(Path(), "", {})
 
 
 def _tell(logger: Logger, event: Event) -> None:

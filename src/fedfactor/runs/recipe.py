@@ -17,7 +17,6 @@ from typing import Any
 import tomli_w
 
 from fedfactor.data.federated import SHARED
-from fedfactor.data.partitions import create as create_partition
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
@@ -190,7 +189,8 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:
         raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")
-    built(f"{where}: partition", lambda: create_partition(**_without(given["partition"], *SHARED)))
+    partition = _without(given["partition"], "kind", *SHARED)
+    built(f"{where}: partition", lambda: create("partitions", given["partition"]["kind"], **partition))
     method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
     optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))

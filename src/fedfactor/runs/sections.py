@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import operator
@@ -24,14 +23,13 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from fedfactor import models
 from fedfactor.data import federated
 from fedfactor.data.federated import SHARED
-from fedfactor.data.partitions import create as create_partition
 from fedfactor.data.partitions import kinds
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
 from fedfactor.data.sources.registry import names as source_names
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
-from fedfactor.registry import create, entries
+from fedfactor.registry import entries, get, imported
 
 Table = dict[str, Any]
 Built = TypeVar("Built")
@@ -220,9 +218,9 @@ def options_of(section: str, name: str) -> type[BaseModel]:
     elif section == "model":
         target = builder_of(name)
     elif section == "partition":
-        target = kinds().get(name) or create_partition(name)
+        target = get("partitions", name).cls
     else:
-        target = entries(f"{section}s").get(name) or create(f"{section}s", name)
+        target = get(f"{section}s", name)
     return (_options.__wrapped__ if ":" in name else _options)(section, name, target)
 
 
@@ -258,13 +256,7 @@ def _options(section: str, name: str, target: Any) -> type[BaseModel]:
 
 def builder_of(name: str) -> Callable[..., Any]:
     """Return the function or class that builds a model: a registered one, or `package.module:function`."""
-    if ":" not in name:
-        return models.info(name).builder
-    module, _, attribute = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(f"{name!r} cannot be imported: {error}") from None
+    found: Callable[..., Any] = imported(name) if ":" in name else models.info(name).builder
     return found
 
 
@@ -316,7 +308,7 @@ def schema() -> Table:
     known: dict[str, Iterable[str]] = {
         "data": [name for name in source_names() if not source_of(name).prefix],
         "partition": kinds(),
-        "model": models.names(),
+        "model": models.list_models(),
         **{section: entries(f"{section}s") for section in ("method", "optimizer", "codec")},
     }
     fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}

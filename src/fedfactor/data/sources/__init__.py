@@ -1,7 +1,7 @@
 """Data sets read from the files their authors distribute; nothing is ever unpickled."""
 
 from fedfactor.data.sources import cifar, demo, folders, huggingface, leaf, mnist, text
-from fedfactor.data.sources.registry import MissingData, Source, data_folder, info, load, names, source
+from fedfactor.data.sources.registry import MissingData, Source, data_folder, info, load, names
 
 __all__ = [
     "MissingData",
@@ -16,6 +16,5 @@ __all__ = [
     "load",
     "mnist",
     "names",
-    "source",
     "text",
 ]

@@ -10,19 +10,20 @@ from fedfactor.data.dataset import Dataset
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_lines
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing, source
+from fedfactor.data.sources.registry import missing
+from fedfactor.registry import register
 
 PIXELS = 3 * 32 * 32
 FETCH = "mkdir -p {data} && curl -L https://www.cs.toronto.edu/~kriz/cifar-NUMBER-binary.tar.gz | tar -xz -C {data}"
 
 
-@source("cifar10", fetch=FETCH.replace("NUMBER", "10"))
+@register("data", "cifar10", fetch=FETCH.replace("NUMBER", "10"))
 def cifar10(folder: Path) -> Dataset:
     """CIFAR-10: 32 x 32 colour pictures of 10 classes, 50,000 and 10,000."""
     return _binary("cifar10", folder, "cifar-10-batches-bin", "data_batch_*.bin", "test_batch.bin", "batches.meta.txt")
 
 
-@source("cifar100", fetch=FETCH.replace("NUMBER", "100"))
+@register("data", "cifar100", fetch=FETCH.replace("NUMBER", "100"))
 def cifar100(folder: Path) -> Dataset:
     """CIFAR-100: 32 x 32 colour pictures of 100 classes, 50,000 and 10,000."""
     return _binary("cifar100", folder, "cifar-100-binary", "train.bin", "test.bin", "fine_label_names.txt")

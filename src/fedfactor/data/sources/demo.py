@@ -9,11 +9,11 @@ import numpy as np
 
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.sources.files import optional
-from fedfactor.data.sources.registry import source
+from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
 
-@source("digits")
+@register("data", "digits")
 def digits(folder: Path, test_share: float = 0.2, split_seed: int = 0) -> Dataset:
     """The 8 x 8 digits that come with scikit-learn: 1,797, of which a share becomes the test set."""
     if not 0 < test_share < 1:

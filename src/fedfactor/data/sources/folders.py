@@ -13,7 +13,8 @@ from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, optional, read_lines
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing, source
+from fedfactor.data.sources.registry import missing
+from fedfactor.registry import register
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
 
@@ -21,7 +22,7 @@ Listed = list[tuple[Path, int]]
 """Files and their labels."""
 
 
-@source("folder")
+@register("data", "folder")
 def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Dataset:
     """Any folder of images: train/ and test/ (or val/, valid/) with a sub-folder a class, or the sub-folders alone.
 
@@ -43,7 +44,8 @@ def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Da
     return _dataset("folder", folder, files, classes, size=size, channels=channels, label=place.name)
 
 
-@source(
+@register(
+    "data",
     "tiny-imagenet",
     fetch="mkdir -p {data} && cd {data} && curl -LO http://cs231n.stanford.edu/tiny-imagenet-200.zip && "
     "unzip -q tiny-imagenet-200.zip",
@@ -78,7 +80,8 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
     return _dataset("tiny-imagenet", folder, files, classes, size=size, names=named, norm="tiny-imagenet", also=[notes])
 
 
-@source(
+@register(
+    "data",
     "cinic10",
     fetch="mkdir -p {data}/CINIC-10 && curl -L "
     "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz | tar -xz -C {data}/CINIC-10",

@@ -11,13 +11,14 @@ from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import optional
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import MissingData, source
+from fedfactor.data.sources.registry import MissingData
 from fedfactor.data.sources.text import numbered, words_of
+from fedfactor.registry import register
 
 PARTS = ("train", "test")
 
 
-@source("huggingface", prefix=True)
+@register("data", "huggingface", prefix=True)
 def huggingface(
     folder: Path,
     name: str,

@@ -14,7 +14,8 @@ from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_text
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing, source
+from fedfactor.data.sources.registry import missing
+from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -26,7 +27,7 @@ CLONE = "mkdir -p {data} && cd {data} && git clone --depth 1 https://github.com/
 SPACES = re.compile("   *")
 
 
-@source("shakespeare", fetch=CLONE + "shakespeare && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8")
+@register("data", "shakespeare", fetch=CLONE + "shakespeare && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8")
 def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: int = 0) -> Dataset:
     """Shakespeare by role: the character that follows 80 others; 1,129 roles, four million windows, no test set.
 
@@ -124,7 +125,7 @@ def _some_roles(
     return number[owner], tuple(names[role] for role in kept)
 
 
-@source("femnist", fetch=CLONE + "femnist && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample")
+@register("data", "femnist", fetch=CLONE + "femnist && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample")
 def femnist(folder: Path) -> Dataset:
     """FEMNIST: 28 x 28 handwritten digits and letters of 62 classes, by writer; LEAF's JSON, split or whole."""
     roots = [folder / "femnist" / "data", folder / "femnist", folder / "leaf" / "data" / "femnist" / "data"]

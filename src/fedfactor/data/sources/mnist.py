@@ -9,7 +9,8 @@ import numpy as np
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_idx
-from fedfactor.data.sources.registry import missing, source
+from fedfactor.data.sources.registry import missing
+from fedfactor.registry import register
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 FILES = ("train-images", "train-labels", "t10k-images", "t10k-labels")
@@ -20,13 +21,18 @@ FETCH = (
 )
 
 
-@source("mnist", fetch=FETCH.replace("FOLDER", "MNIST").replace("URL", "https://ossci-datasets.s3.amazonaws.com/mnist"))
+@register(
+    "data",
+    "mnist",
+    fetch=FETCH.replace("FOLDER", "MNIST").replace("URL", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+)
 def mnist(folder: Path) -> Dataset:
     """MNIST: 28 x 28 handwritten digits, 60,000 and 10,000."""
     return _idx("mnist", folder, [folder / "MNIST" / "raw", folder / "mnist", folder], tuple("0123456789"))
 
 
-@source(
+@register(
+    "data",
     "fashion-mnist",
     fetch="apt install dataset-fashion-mnist` or `"
     + FETCH.replace("FOLDER", "FashionMNIST").replace(
@@ -42,7 +48,8 @@ def fashion_mnist(folder: Path) -> Dataset:
     return _idx("fashion-mnist", folder, places, FASHION)
 
 
-@source(
+@register(
+    "data",
     "mnist-writers",
     fetch="cd {data} && for f in train test; do curl -LO "
     "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-$f-labels.idx2-int.gz; done",

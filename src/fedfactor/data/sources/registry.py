@@ -1,27 +1,23 @@
-"""Data sets by name: a table that other packages can add to.
+"""Data sets by name, and reading them.
 
-A package registers its own with `source`, or names a plain loader in an entry point of the group `fedfactor.data`.
-`package.module:function` needs neither: see `Own`.
+A loader is registered by `register("data", name)`; `package.module:function` needs no registration (see `Own`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from fedfactor import registry
 from fedfactor.checks import near
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.transform import NORMS
 
-GROUP = "fedfactor.data"
 VARIABLE = "FEDFACTOR_DATA"
 
 PICTURE: dict[str, Any] = {"norm": "", "crop": 0, "flip": False, "rotate": 0.0}
@@ -34,26 +30,24 @@ PICTURE_TYPES: dict[str, Any] = {
 }
 
 Loader = Callable[..., Dataset]
-Found = TypeVar("Found", bound=Loader)
 
 
 @dataclass(frozen=True)
-class Source:
-    """A registered data set: how it is read, and the commands that fetch its files into `{data}`.
+class Source(registry.Entry):
+    """A registered data set.
 
-    The loader takes the data folder and the options of a recipe. A `prefix` is followed by a colon and a name that
-    the loader takes as its second argument.
+    The loader takes the data folder, then what follows the colon in the name of a data set with a `prefix` (such as
+    `huggingface:NAME`), then the options that a recipe gives.
     """
 
-    name: str
-    loader: Loader
     fetch: str = ""
+    """Commands that download the files into the folder `{data}`."""
     prefix: bool = False
 
     @property
-    def summary(self) -> str:
-        """First line of the loader's docstring."""
-        return (self.loader.__doc__ or "").strip().partition("\n")[0]
+    def loader(self) -> Loader:
+        """The function that reads the data set."""
+        return self.target  # type: ignore[no-any-return]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -112,45 +106,23 @@ class MissingData(FileNotFoundError):
     """The files of a data set are not there; the message says where they were looked for and how to get them."""
 
 
-_sources: dict[str, Source] = {}
-
-
-def source(name: str, *, fetch: str = "", prefix: bool = False) -> Callable[[Found], Found]:
-    """Enter the decorated loader under `name`."""
-
-    def enter(loader: Found) -> Found:
-        known = _sources.get(name)
-        if known is not None and _origin(known.loader) != _origin(loader):
-            raise ValueError(f"data set {name!r} is already registered by {_origin(known.loader)}; choose another name")
-        _sources[name] = Source(name, loader, fetch, prefix)
-        return loader
-
-    return enter
-
-
 def names() -> list[str]:
-    """Names of all data sets, those of other packages included (which are not imported for it)."""
-    return sorted({*_sources, *_plugins()})
+    """Return the sorted names of all data sets; plug-ins are listed without being imported."""
+    return registry.names("data")
 
 
 def info(name: str) -> Source:
-    """Look a data set up; another package's is imported when it is first asked for."""
-    key, colon, function = name.partition(":")
-    if name in _sources or name in _plugins() or not colon:
-        key = name
-    if key not in _sources and (plugin := _plugins().get(key)) is not None:
-        loaded = plugin.load()
-        if key not in _sources:
-            source(key)(loaded)
-    if key in _sources:
-        return _sources[key]
-    known, reason = names(), ""
-    if function:
-        try:
-            return Own(name, getattr(importlib.import_module(key), function))
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            reason = f", and it is no function of a module ({error})"
-    raise ValueError(f"no data set is called {name!r}{reason}; {near(key, known)}there are {', '.join(known)}")
+    """Return what is known about a data set; a plug-in is imported when it is first asked for."""
+    key, _, function = name.partition(":")
+    known = names()
+    if name in known or key in known or not function:
+        found = registry.get("data", name if name in known else key)
+        assert isinstance(found, Source)
+        return found
+    try:
+        return Own("data", name, registry.imported(name))
+    except ValueError as error:
+        raise registry.unknown("data", name, f", and {error}") from None
 
 
 def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset:
@@ -200,12 +172,3 @@ def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
     return MissingData(
         f"{name} was looked for in {places} and not found; {how}name the data folder by --data-dir or {VARIABLE}"
     )
-
-
-@cache
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _origin(loader: Loader) -> str:
-    return f"{loader.__module__}.{getattr(loader, '__qualname__', repr(loader))}"

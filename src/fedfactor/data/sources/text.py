@@ -15,7 +15,8 @@ from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, read_lines, read_text
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing, source
+from fedfactor.data.sources.registry import missing
+from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
 WORD = re.compile(r"[a-z0-9']+")
@@ -25,7 +26,8 @@ Texts = tuple[list[list[str]], Labels]
 """Words of every text, and the texts' classes."""
 
 
-@source(
+@register(
+    "data",
     "imdb",
     fetch="mkdir -p {data} && curl -L https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz | "
     "tar -xz -C {data}",
@@ -81,7 +83,8 @@ def imdb(
     )
 
 
-@source(
+@register(
+    "data",
     "ag_news",
     fetch="mkdir -p {data} && curl -L https://s3.amazonaws.com/fast-ai-nlp/ag_news_csv.tgz | tar -xz -C {data}",
 )
