@@ -9,17 +9,31 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fedfactor.data.clients import FederatedData
+    from fedfactor.methods import create_method, list_methods
+    from fedfactor.models import list_models
     from fedfactor.runs.open import load
     from fedfactor.runs.simulate import simulate
     from fedfactor.server.result import Result
     from fedfactor.task import Task
 
-__all__ = ["FederatedData", "Result", "Task", "load", "simulate"]
+__all__ = [
+    "FederatedData",
+    "Result",
+    "Task",
+    "create_method",
+    "list_methods",
+    "list_models",
+    "load",
+    "simulate",
+]
 
 _HOMES = {
     "FederatedData": "fedfactor.data.clients",
     "Result": "fedfactor.server.result",
     "Task": "fedfactor.task",
+    "create_method": "fedfactor.methods",
+    "list_methods": "fedfactor.methods",
+    "list_models": "fedfactor.models",
     "load": "fedfactor.runs.open",
     "simulate": "fedfactor.runs.simulate",
 }

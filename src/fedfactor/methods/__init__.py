@@ -1,4 +1,6 @@
-"""Which tensors go where; one file a method."""
+"""The federated methods, one file per method."""
+
+from typing import Any
 
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
@@ -23,6 +25,7 @@ from fedfactor.methods.prism import OrthDrop, PriSM
 from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
 from fedfactor.protocol.method import Diagnostics, Group, Method, ObservedRound, Participant, Phase, Traits
+from fedfactor.registry import create, names
 
 __all__ = [
     "FLANC",
@@ -56,4 +59,22 @@ __all__ = [
     "Pufferfish",
     "Slim",
     "Traits",
+    "create_method",
+    "list_methods",
 ]
+
+
+def list_methods(pattern: str = "*") -> list[str]:
+    """Return the sorted names of the registered methods that match a pattern such as `fed*`, plug-ins included."""
+    return names("methods", pattern)
+
+
+def create_method(name: str, **options: Any) -> Method:
+    """Build a method by name. Options are its fields, which `fedfactor methods` lists with their defaults.
+
+    Raises:
+        ValueError: There is no such method, or it has no such field.
+    """
+    created = create("methods", name, **options)
+    assert isinstance(created, Method)
+    return created

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Never
 
 import torch
 from torch import nn
 
+from fedfactor.checks import near
 from fedfactor.data.clients import Examples, FederatedData, Kind
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.settings import Capacities, Rounds, Training
+from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
 from fedfactor.rng import numpy_rng
@@ -24,6 +26,8 @@ from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import DiskStore, Journal, MemoryStore
 from fedfactor.task import Task
+
+RENAMED = {"batch": "batch_size", "clip": "max_grad_norm"}
 
 
 def simulate(
@@ -41,39 +45,95 @@ def simulate(
     directory: Path | str | None = None,
     engine: Engine | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
-    **settings: Any,
+    rounds: int = 10,
+    cohort: int | float = 1.0,
+    quorum: float = 0.5,
+    evaluate_every: int = 1,
+    evaluate_clients: Literal["none", "selected", "all"] = "selected",
+    evaluate_limit: int = 0,
+    target: float | None = None,
+    joules_per_byte: float | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    max_grad_norm: float = 0.0,
+    schedule: Schedule | Literal["constant", "exponential", "multistep", "cosine"] = "constant",
+    seed: int = 0,
+    device: str = "cpu",
+    dtype: str = "float32",
+    **unknown: Never,
 ) -> Result:
-    """Train `model` on `data` split over clients, and return the finished run.
+    """Train a model on data split over clients, and return the finished run.
 
-    `data` is a `FederatedData`, or inputs and targets that are split over `clients` (IID, or Dirichlet with `alpha`).
-    `settings` are those of `Training` (epochs, batch_size, lr, momentum, seed, ...) and `Rounds` (rounds, cohort, ...).
-    With a `directory` the run is committed there round by round, and a call with the same directory carries on.
+    Args:
+        model: The network, or a function that builds it. Methods that train networks of several sizes need a function
+            with the parameter `width`, a share of the full width.
+        data: Inputs and targets to split over the clients, or data that are split already.
+        test: Inputs and targets of the central test set; only where `data` are inputs and targets.
+        clients: Number of clients to split inputs and targets over.
+        alpha: Split by Dirichlet(alpha) over the labels: the smaller, the fewer classes per client. None: IID.
+        method: A federated method, or its name (`fedfactor.list_methods()`).
+        optimizer: How clients and server step, or its name: fedavg, fedprox, scaffold, feddyn, fedadam, ...
+        codec: How tensors are encoded in messages, or its name: float32, float16, fedpaq, int8, topk, ...
+        capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
+            have each, such as `{1.0: 0.5, 0.25: 0.5}`. None: all clients train the full model.
+        kind: What the targets are: classes (classification), 0 or 1 (binary), or the next token (language).
+        directory: Commit each round to this directory. A call with the same directory resumes the run.
+        engine: Where clients run; by default in this process, one after another. `fedfactor.engines.Pool` runs them
+            in worker processes.
+        on_event: Called with each event of the run, such as the metrics of a round.
+        rounds: Number of rounds.
+        cohort: Clients per round: a number, or (as a float) a share of all clients.
+        quorum: Least share of a cohort that must answer correctly. Below it the run stops.
+        evaluate_every: Rounds between evaluations. The last round is always evaluated; 0: only the last.
+        evaluate_clients: Whose models are tested on the client's own test data: no client's, those of the clients
+            that trained in the round, or all clients'.
+        evaluate_limit: Most clients that `evaluate_clients="all"` tests, always the same ones. 0: no limit.
+        target: Accuracy at which rounds, bytes and operations are noted.
+        joules_per_byte: Energy that the network link needs for a byte, to report the energy of communication.
+        epochs: Local epochs per round.
+        batch_size: Examples per local step.
+        lr: Learning rate of the clients.
+        momentum: Momentum of the clients' SGD.
+        weight_decay: Weight decay of the clients' SGD.
+        max_grad_norm: Clip gradients to this norm. 0: no clipping.
+        schedule: How the learning rate changes over rounds: a `Schedule`, or the name of one without settings.
+        seed: Seed of everything random. The same seed gives the same result, bit by bit.
+        device: Where clients train: cpu, cuda, cuda:1, mps, ...
+        dtype: Floating-point type of training: float32, float64 or bfloat16.
+
+    Raises:
+        ValueError: A value is not legal, or method, optimizer and codec do not go together.
+        TypeError: There is no such parameter.
     """
+    given: dict[str, Any] = dict(locals())
+    for name in unknown:
+        if name in RENAMED:
+            raise TypeError(f"simulate(): {name} is now {RENAMED[name]}")
+        known = [parameter for parameter in signature(simulate).parameters if parameter != "unknown"]
+        raise TypeError(f"simulate() has no parameter {name!r}; {near(name, known)}there are {', '.join(known)}")
     for part in (method, optimizer, codec):
         if isinstance(part, type):
             raise TypeError(f"give an object, {part.__name__}(), or a name, not the class")
-    training = {f.name for f in fields(Training)}
-    rounds = {f.name for f in fields(Rounds)}
-    for name in settings:
-        if name not in training | rounds:
-            raise TypeError(f"simulate() has no setting {name!r}; there are {', '.join(sorted(training | rounds))}")
-    trained = Training(**{name: value for name, value in settings.items() if name in training})
+    training = Training(**{f.name: given[f.name] for f in fields(Training)})
     if isinstance(data, FederatedData):
         if test is not None or alpha is not None:
             raise TypeError("test and alpha are for inputs and targets; a FederatedData has its own split and test set")
     else:
-        data = split(data, clients, test=test, alpha=alpha, seed=trained.seed)
+        data = split(data, clients, test=test, alpha=alpha, seed=seed)
     setup = Setup(
         Task(model, data, kind),
         create("methods", method) if isinstance(method, str) else method,
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,
-        trained,
+        training,
     )
     folder = Path(directory) if directory is not None else None
     federation = Federation(
         setup,
-        Rounds(**{name: value for name, value in settings.items() if name in rounds}),
+        Rounds(**{f.name: given[f.name] for f in fields(Rounds)}),
         engine or Inline(),
         capacities if isinstance(capacities, Capacities) else Capacities(capacities or {1.0: 1.0}),
         DiskStore(folder / "checkpoint") if folder else MemoryStore(),
@@ -94,7 +154,7 @@ def split(
     """Split inputs and targets over clients: evenly, or by Dirichlet(alpha) over the labels."""
     if clients > len(examples[1]):
         raise ValueError(f"{len(examples[1])} examples cannot be split over {clients} clients")
-    FederatedData(examples, [torch.arange(len(examples[1]))])  # says what is wrong with them
+    FederatedData(examples, [torch.arange(len(examples[1]))])  # raises ValueError if these are not examples
     labels, rng = examples[1].long().flatten().numpy(), numpy_rng(seed, "partition")
     parts = iid(labels, clients, rng) if alpha is None else dirichlet(labels, clients, alpha, rng)
     return FederatedData(examples, [torch.from_numpy(part) for part in parts], test)
