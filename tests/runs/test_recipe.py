@@ -48,7 +48,7 @@ MISTAKES = {
     "model.name=resnet81": "model: no model is called 'resnet81'; did you mean 'resnet8'? there are cnn4",
     "model.widht=1": "there is no key 'model.widht'; did you mean 'width'? legal are name, classes, width",
     "model.width=true": "model.width should be a number, got True",
-    "model.name=torch.nn:Linea": "model: 'torch.nn:Linea' cannot be imported: module 'torch.nn' has no attribute 'Linea'",
+    "model.name=torch.nn:Linea": "model: 'torch.nn:Linea' cannot be imported as package.module:name: module 'torch.nn' has no attribute 'Linea'",
     "model.name=torch.nn:Linear": "model.in_features is missing and has no default; model.out_features is missing",
     # method, optimizer, codec
     "method.name=fedpar": "method: no method is called 'fedpar'; did you mean 'fedpara'? there are",

@@ -18,6 +18,7 @@ from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.sentences import RENAMED
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
@@ -26,8 +27,6 @@ from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import DiskStore, Journal, MemoryStore
 from fedfactor.task import Task
-
-RENAMED = {"batch": "batch_size", "clip": "max_grad_norm"}
 
 
 def simulate(
@@ -62,7 +61,7 @@ def simulate(
     schedule: Schedule | Literal["constant", "exponential", "multistep", "cosine"] = "constant",
     seed: int = 0,
     device: str = "cpu",
-    dtype: str = "float32",
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32",
     **unknown: Never,
 ) -> Result:
     """Train a model on data split over clients, and return the finished run.
@@ -94,7 +93,7 @@ def simulate(
         target: Accuracy at which rounds, bytes and operations are noted.
         joules_per_byte: Energy that the network link needs for a byte, to report the energy of communication.
         epochs: Local epochs per round.
-        batch_size: Examples per local step.
+        batch_size: Examples per batch.
         lr: Learning rate of the clients.
         momentum: Momentum of the clients' SGD.
         weight_decay: Weight decay of the clients' SGD.
@@ -102,7 +101,7 @@ def simulate(
         schedule: How the learning rate changes over rounds: a `Schedule`, or the name of one without settings.
         seed: Seed of everything random. The same seed gives the same result, bit by bit.
         device: Where clients train: cpu, cuda, cuda:1, mps, ...
-        dtype: Floating-point type of training: float32, float64 or bfloat16.
+        dtype: Floating-point type of training.
 
     Raises:
         ValueError: A value is not legal, or method, optimizer and codec do not go together.
@@ -110,8 +109,8 @@ def simulate(
     """
     given: dict[str, Any] = dict(locals())
     for name in unknown:
-        if name in RENAMED:
-            raise TypeError(f"simulate(): {name} is now {RENAMED[name]}")
+        if new := RENAMED.get(f"train.{name}"):
+            raise TypeError(f"simulate(): {name} is now {new.removeprefix('train.')}")
         known = [parameter for parameter in signature(simulate).parameters if parameter != "unknown"]
         raise TypeError(f"simulate() has no parameter {name!r}; {near(name, known)}there are {', '.join(known)}")
     for part in (method, optimizer, codec):
