@@ -21,6 +21,7 @@ from fedfactor import cli, load
 from fedfactor.runs.execute import run as run_recipe
 from fedfactor.runs.recipe import read, resolve
 from fedfactor.server import store
+from fedfactor.testing.federation import outcome as outcome_of
 from tests.conformance.tiny import run
 
 ROUNDS = 2
@@ -59,10 +60,7 @@ def in_child(work: object) -> int:
 
 def outcome(method: str, directory: Path | None, **settings: object) -> dict[str, object]:
     """What a finished run is compared by."""
-    result = run(method, rounds=ROUNDS, directory=directory, **settings)
-    events = [{k: v for k, v in event.items() if "seconds" not in k} for event in result.history]
-    summary = result.summary
-    return {"weights": summary["weights_sha256"], "private": summary["private_sha256"], "events": events}
+    return outcome_of(run(method, rounds=ROUNDS, directory=directory, **settings))
 
 
 def exit_everywhere(method: str, directory: Path) -> dict[str, object]:

@@ -1,8 +1,7 @@
-"""The promises of the design, for everything that is registered."""
+"""The promises of the design (docs/architecture.md), for everything that is registered."""
 
 from __future__ import annotations
 
-import copy
 import re
 import subprocess
 import sys
@@ -14,69 +13,36 @@ import torch
 
 from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
-from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL, Participant
+from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL
 from fedfactor.nn import factorize
-from fedfactor.nn.norms import with_statistics
 from fedfactor.optimizers import FedProx
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.registry import create
-from fedfactor.server.federation import Diverged, Federation, QuorumLost
-from fedfactor.server.state import Server, weights_sha256
-from tests.conformance.tiny import CODECS, METHODS, OPTIMIZERS, Recording, Tampering, Tiny, data, refusal, run
+from fedfactor.server.federation import Diverged, QuorumLost
+from fedfactor.server.state import weights_sha256
+from fedfactor.testing import PROMISES, Promise
+from fedfactor.testing.federation import Recording, Tampering
+from fedfactor.testing.promises import combinations
+from tests.conformance.tiny import CODECS, FIELDS, METHODS, OPTIMIZERS, Tiny, data, run
 
-# 0. Any combination runs, or is refused with its reason.
-
-PAIRS = [
-    (method, optimizer, CODECS[(i + j) % len(CODECS)])
-    for i, method in enumerate(METHODS)
-    for j, optimizer in enumerate(OPTIMIZERS)
-]
+# Every promise of `fedfactor.testing` for every registered method.
 
 
-@pytest.mark.parametrize(("method", "optimizer", "codec"), PAIRS, ids=str)
-def test_every_combination_runs_or_is_refused(method: str, optimizer: str, codec: str) -> None:
-    reason = refusal(method, optimizer, codec)
-    if reason:
-        with pytest.raises(ValueError, match=re.escape(reason)):
-            run(method, optimizer=optimizer, codec=codec)
-        return
-    result = run(method, optimizer=optimizer, codec=codec, data=data(even=False))
-    assert result.summary["totals"]["failures"] == 0
-    start, setup = weights_sha256(run(method, rounds=0).server.tensors), result.federation.setup
-    if setup.method.traits.space == "personal" or not result.server.tensors:  # the models are with the clients
-        assert result.federation.store.clients("client")
-    else:
-        assert weights_sha256(result.server.tensors) != start
-    assert all(torch.isfinite(t).all() for t in result.server.tensors.values() if t.is_floating_point())
-
-
-def test_all_pairs_of_codecs_are_among_them() -> None:
-    assert {(m, c) for m, _, c in PAIRS} == {(m, c) for m in METHODS for c in CODECS}
-    assert {(o, c) for _, o, c in PAIRS} == {(o, c) for o in OPTIMIZERS for c in CODECS}
-
-
+@pytest.mark.parametrize("promise", PROMISES)
 @pytest.mark.parametrize("method", METHODS)
-def test_dynamic_capacities_run(method: str) -> None:
-    from fedfactor.protocol.settings import Capacities
+def test_promises(method: str, promise: Promise) -> None:
+    promise(create("methods", method, **FIELDS.get(method, {})))
 
-    result = run(method, capacities=Capacities({1.0: 0.5, 0.5: 0.5}, dynamic=True), rounds=3, cohort=4)
-    drawn = [event["capacities"] for event in result.history if event["event"] == "round"]
-    assert {level for cohort in drawn for level in cohort} == {1.0, 0.5}
+
+def test_all_pairs_of_optimizers_and_codecs_are_among_the_combinations() -> None:
+    pairs = {(method, *pair) for method in METHODS for pair in combinations(create("methods", method))}
+    assert {(m, c) for m, _, c in pairs} == {(m, c) for m in METHODS for c in CODECS}
+    assert {(m, o) for m, o, _ in pairs} == {(m, o) for m in METHODS for o in OPTIMIZERS}
+    assert {(o, c) for _, o, c in pairs} == {(o, c) for o in OPTIMIZERS for c in CODECS}
 
 
 # 1. Same seed, same bits.
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_same_seed_same_bits_other_seed_others(method: str) -> None:
-    one, two, other = run(method), run(method), run(method, seed=6)
-    for key in ("weights_sha256", "private_sha256"):
-        assert one.summary[key] == two.summary[key]
-    assert (one.summary["weights_sha256"], one.summary["private_sha256"]) != (
-        other.summary["weights_sha256"],
-        other.summary["private_sha256"],
-    )
 
 
 def test_another_process_with_other_thread_settings_has_the_same_bits() -> None:
@@ -94,19 +60,6 @@ def test_the_cohort_does_not_depend_on_the_method() -> None:
 
 
 # 3. The reported bytes are the length of what was encoded.
-
-
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("method", METHODS)
-def test_reported_bytes_are_encoded_bytes(method: str, codec: str) -> None:
-    if refusal(method, "fedavg", codec):
-        return
-    engine = Recording()
-    totals = run(method, codec=codec, engine=engine, evaluate_clients="none").summary["totals"]
-    # Calibration is counted apart.
-    assert totals["bytes_down"] == sum(len(m) for m in engine.down if decode(m).kind == "train")
-    assert totals["bytes_up"] == sum(len(m) for m in engine.up if decode(m).kind == "trained")
-    assert totals["bytes_down"] > 0
 
 
 def test_calibration_is_counted_apart_both_ways() -> None:
@@ -129,29 +82,10 @@ def test_codecs_make_messages_smaller() -> None:
 PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp", "fedrod", "fedcac", "pfedgate"}
 
 
-@pytest.mark.parametrize("optimizer", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("method", METHODS)
-def test_private_tensors_never_leave(method: str, optimizer: str) -> None:
-    if refusal(method, optimizer, "float32"):
-        return
-    engine = Recording()
-    result = run(method, optimizer=optimizer, engine=engine)
-    setup = result.federation.setup
-    private = setup.method.private_names(setup.network(1.0))
-    for message in [*map(decode, engine.up), *map(decode, engine.down)]:
-        assert not private & {name.partition("/")[2].partition(":")[0] for name in message.tensors}
-    assert bool(private) == (method in PRIVATE)
-
-
-@pytest.mark.parametrize("method", sorted(PRIVATE))
-def test_private_tensors_start_equal_on_all_clients(method: str) -> None:
-    result = run(method, epochs=0, rounds=1, cohort=6, capacities=None)
-    start = result.federation.setup.kept(1.0)
-    assert start
-    for client in range(6):
-        state = result.federation.store.read("client", client)
-        kept = sections(decode(state or b"").tensors)["kept"]
-        assert all(torch.equal(kept[name], tensor) for name, tensor in start.items())
+def test_no_tensor_is_private_by_accident(method: str) -> None:
+    setup = run(method, rounds=0).federation.setup
+    assert bool(setup.kept(1.0)) == bool(setup.method.private_names(setup.network(1.0))) == (method in PRIVATE)
 
 
 def test_private_factors_of_pfedpara_and_of_feddecomp() -> None:
@@ -159,19 +93,7 @@ def test_private_factors_of_pfedpara_and_of_feddecomp() -> None:
         assert {name.rpartition(".")[2] for name in run(method, rounds=0).federation.setup.kept(1.0)} == factors
 
 
-# 5. Nothing done, nothing changed; and every method's neutral setting is FedAvg.
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", METHODS)
-def test_zero_local_steps_leave_the_server_as_it_was(method: str, optimizer: str) -> None:
-    if refusal(method, optimizer, "float32"):
-        return
-    chosen = create("methods", method)  # without a change of form, which cuts ranks off
-    result = run(chosen, optimizer=optimizer, epochs=0)
-    start = run(chosen, optimizer=optimizer, rounds=0).server.tensors
-    for name, tensor in result.server.tensors.items():
-        torch.testing.assert_close(tensor, start[name], rtol=1e-6, atol=1e-6, msg=name)
+# 5. The neutral setting of a method is FedAvg.
 
 
 NEUTRAL = {
@@ -202,34 +124,22 @@ def test_a_factorised_method_is_fedavg_on_the_factorised_network(method: str, sc
     assert weights_sha256(given.server.tensors) == run(method).summary["weights_sha256"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+AVERAGED = [m for m in METHODS if m != "local" and create("methods", m).traits.space == "slice"]
+
+
+@pytest.mark.parametrize("method", AVERAGED)
 def test_a_mean_is_over_the_clients_of_the_round(method: str) -> None:
     """Clients that sat out do not count, and norm statistics are averaged like everything else."""
     engine = Recording()
     result = run(method, engine=engine, capacities=None, evaluate_clients="none")
     last = [decode(m) for m in engine.up if decode(m).kind == "trained" and decode(m).fields["round"] == 1]
     assert {message.fields["client"] for message in last} == set(result.history[-1]["cohort"])
-    if result.federation.setup.method.traits.space != "slice" or method == "local":
-        return
     server = {name.removesuffix("@1"): tensor for name, tensor in result.server.tensors.items()}  # FLANC's full width
     sent = [sections(message.tensors)["model"] for message in last]
     assert any(name.endswith("bias") for name in sent[0])
     for name in sent[0]:
         mean = torch.stack([tensors[name].double() for tensors in sent]).mean(0)
         torch.testing.assert_close(server[name].double(), mean, rtol=1e-5, atol=1e-6, msg=name)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_test_data_move_nothing(method: str) -> None:
-    """No schedule, no choice of a round and no state looks at what a model is measured on."""
-    honest = data()
-    assert honest.central is not None
-    x, y = honest.central
-    other = replace(honest, central=(torch.rand_like(x), (y + 1) % 10))
-    one, two = (run(method, data=which, evaluate_clients="all") for which in (honest, other))
-    assert one.history[-1]["all"] != two.history[-1]["all"]
-    for key in ("weights_sha256", "private_sha256"):
-        assert one.summary[key] == two.summary[key]
 
 
 # 6. A client that dies, lies or is late costs its own update only.
@@ -326,14 +236,6 @@ def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint" / "current").read_text() == "round-0"
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_rejected_reply_rolls_the_clients_state_back(method: str) -> None:
-    client = _victim(method)
-    lying = run(method, engine=Tampering(client, LIES["garbage"][0]), rounds=1)
-    assert lying.federation.store.read("client", client) is None
-    assert client not in lying.federation.store.clients("server")
-
-
 def test_a_foreign_reply_is_rejected() -> None:
     seen: list[Done] = []
 
@@ -374,35 +276,6 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
 
 
 # 7. What is deployed computes what was trained.
-
-
-def _as_the_client_has_it(federation: Federation, server: Server, who: Participant) -> torch.nn.Module:
-    """Fill a client's network the long way: through the bytes of a job and of its state."""
-    setup = federation.setup
-    view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)}, training=False)
-    (job,) = federation.dispatch.jobs("evaluate", server, view, [who], federation.store)
-    network = copy.deepcopy(setup.network(who.capacity))
-    kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
-    setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept, training=False)
-    if setup.method.traits.calibrates:
-        with_statistics(network, federation.calibration(server).at(who.capacity))
-    return network
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_deployed_models_are_plain_and_compute_the_same(method: str) -> None:
-    result = run(method)
-    federation = result.federation
-    x = torch.randn(7, 1, 8, 8)
-    for client in range(6):
-        plain = result.client_model(client).eval()
-        if federation.setup.method.traits.plain:
-            assert all(type(module).__module__.startswith(("torch.", "tests.")) for module in plain.modules())
-        who = federation.dispatch.participant(client, result.server.round)
-        network = _as_the_client_has_it(federation, result.server, who)
-        torch.testing.assert_close(plain(x), network.eval()(x), rtol=1e-4, atol=1e-5)
-    for level in (1.0, 0.5):
-        assert result.model_at(level).eval()(x).shape == (7, 10)
 
 
 def test_static_norms_are_calibrated_on_all_clients() -> None:

@@ -26,9 +26,11 @@ from fedfactor.protocol.method import Method, Staged
 from fedfactor.protocol.settings import Capacities
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create, names
+from fedfactor.server.federation import Diverged, QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.server.state import weights_sha256
-from fedfactor.testing.federation import CLIENTS, LEVELS, Recording, SmallNet, Tampering, data, outcome, run
+from fedfactor.testing import federation
+from fedfactor.testing.federation import CLIENTS, LEVELS, Recording, SmallNet, Tampering, data, outcome
 
 Promise = Callable[[Method], None]
 
@@ -53,19 +55,26 @@ def check_method(method: str | Method) -> None:
         ) from next(iter(broken.values()))
 
 
+def _run(method: Method, **settings: Any) -> Result:
+    try:
+        return federation.run(method, **settings)
+    except (QuorumLost, Diverged) as error:
+        raise AssertionError(str(error)) from error
+
+
 # Any combination.
 
 
 def runs_or_is_refused_with_every_optimizer_and_codec(method: Method) -> None:
     """Every optimizer and every codec trains the method, or `refuses` gives the reason why it cannot."""
-    start = weights_sha256(run(method, rounds=0).server.tensors)
+    start = weights_sha256(_run(method, rounds=0).server.tensors)
     for optimizer, codec in combinations(method):
         pair = f"optimizer {optimizer} with codec {codec}"
         reason = refusal(method, optimizer, codec)
         if reason is not None:
             _check_refused(method, optimizer, codec, reason)
             continue
-        result = run(method, optimizer=optimizer, codec=codec, data=data(even=False))
+        result = _run(method, optimizer=optimizer, codec=codec, data=data(even=False))
         _check_no_failures(result, pair)
         if result.federation.setup.method.traits.space == "personal" or not result.server.tensors:
             assert result.federation.store.clients("client"), f"{pair}: no client keeps a model"
@@ -90,7 +99,7 @@ def refusal(method: Method, optimizer: str, codec: str = "float32") -> str | Non
 
 def _check_refused(method: Method, optimizer: str, codec: str, reason: str) -> None:
     try:
-        run(method, optimizer=optimizer, codec=codec)
+        _run(method, optimizer=optimizer, codec=codec)
     except ValueError as error:
         assert reason in str(error), f"refused because {error!r}, but refuses() says {reason!r}"
     else:
@@ -104,7 +113,7 @@ def _check_no_failures(result: Result, what: str) -> None:
 
 def runs_when_capacities_change_every_round(method: Method) -> None:
     """Clients can have another capacity in each round."""
-    result = run(method, capacities=Capacities(LEVELS, dynamic=True), rounds=3, cohort=4)
+    result = _run(method, capacities=Capacities(LEVELS, dynamic=True), rounds=3, cohort=4)
     drawn = {level for event in result.history if event["event"] == "round" for level in event["capacities"]}
     assert drawn == set(LEVELS), f"the capacities of this run are {drawn}, expected {set(LEVELS)}"
     _check_no_failures(result, "capacities that change")
@@ -121,7 +130,7 @@ def _check_close(found: Tensor, expected: Tensor, tolerance: float, problem: str
 
 def gives_the_same_bits_for_the_same_seed(method: Method) -> None:
     """Two runs with one seed end with the same weights and the same private states; another seed gives others."""
-    one, two, other = (_hashes(run(method, seed=seed)) for seed in (5, 5, 6))
+    one, two, other = (_hashes(_run(method, seed=seed)) for seed in (5, 5, 6))
     assert one == two, "two runs with the same seed differ: some random number does not come from the run's seed"
     assert one != other, "two runs with different seeds are the same"
 
@@ -143,7 +152,7 @@ class Elsewhere(Inline):
 def shares_no_memory_with_its_clients(method: Method) -> None:
     """Clients in other processes give the same bits: messages and states hold all that they need."""
     here, elsewhere = (
-        _hashes(run(method, engine=engine, evaluate_clients="all")) for engine in (Inline(), Elsewhere())
+        _hashes(_run(method, engine=engine, evaluate_clients="all")) for engine in (Inline(), Elsewhere())
     )
     assert here == elsewhere, "clients in another process give other bits: the method object carries state"
 
@@ -161,9 +170,9 @@ def resumes_to_the_same_bits(method: Method) -> None:
 
     with TemporaryDirectory() as folder:
         with suppress(_Interrupt):
-            run(method, directory=folder, on_event=stop)
-        resumed = outcome(run(copy.deepcopy(method), directory=folder))
-    whole = outcome(run(method))
+            _run(method, directory=folder, on_event=stop)
+        resumed = outcome(_run(copy.deepcopy(method), directory=folder))
+    whole = outcome(_run(method))
     differing = [key for key in whole if whole[key] != resumed[key]]
     assert not differing, f"a resumed run differs from one that was never interrupted in its {', '.join(differing)}"
 
@@ -177,7 +186,7 @@ def counts_the_bytes_that_are_sent(method: Method) -> None:
         if refusal(method, "fedavg", codec) is not None:
             continue
         engine = Recording()
-        totals = run(method, codec=codec, engine=engine, rounds=1, evaluate_clients="none").summary["totals"]
+        totals = _run(method, codec=codec, engine=engine, rounds=1, evaluate_clients="none").summary["totals"]
         # Messages that gather norm statistics are counted apart.
         for way, kind, messages in (("down", "train", engine.down), ("up", "trained", engine.up)):
             sent = sum(len(message) for message in messages if decode(message).kind == kind)
@@ -191,7 +200,7 @@ def never_sends_private_tensors(method: Method) -> None:
         if refusal(method, optimizer) is not None or not (optimizer == "fedavg" or _keeps_state(optimizer)):
             continue
         engine = Recording()
-        setup = run(method, optimizer=optimizer, engine=engine).federation.setup
+        setup = _run(method, optimizer=optimizer, engine=engine).federation.setup
         for round in range(2):
             form = setup.at(round)
             private = form.method.private_names(form.network(1.0))
@@ -208,7 +217,7 @@ def _keeps_state(optimizer: str) -> bool:
 
 def starts_private_tensors_alike(method: Method) -> None:
     """Private tensors start with the same values on all clients."""
-    result = run(method, epochs=0, rounds=1, cohort=CLIENTS, capacities=None)
+    result = _run(method, epochs=0, rounds=1, cohort=CLIENTS, capacities=None)
     for name, tensor in result.federation.setup.at(0).kept(1.0).items():
         for client in range(CLIENTS):
             state = result.federation.store.read("client", client)
@@ -225,8 +234,8 @@ def changes_nothing_without_training(method: Method) -> None:
     for optimizer in names("optimizers"):
         if refusal(method, optimizer) is not None:
             continue
-        expected = run(method, optimizer=optimizer, rounds=0).server.tensors
-        result = run(method, optimizer=optimizer, epochs=0)
+        expected = _run(method, optimizer=optimizer, rounds=0).server.tensors
+        result = _run(method, optimizer=optimizer, epochs=0)
         setup = result.federation.setup
         for round in range(result.server.round):
             before, after = setup.at(round), setup.at(round + 1)
@@ -242,16 +251,16 @@ def learns_nothing_from_test_data(method: Method) -> None:
     assert honest.central is not None
     inputs, targets = honest.central
     other = replace(honest, central=(torch.zeros_like(inputs), (targets + 1) % 10))
-    one, two = (run(method, data=which, evaluate_clients="all") for which in (honest, other))
+    one, two = (_run(method, data=which, evaluate_clients="all") for which in (honest, other))
     assert one.history[-1]["all"] != two.history[-1]["all"], "scores do not depend on the test data"
     assert _hashes(one) == _hashes(two), "the result of training depends on the test data"
 
 
 def loses_only_the_update_of_a_failing_client(method: Method) -> None:
     """A damaged upload costs its own update only, and the client keeps the state that it had before."""
-    client = next(e for e in run(method, rounds=1).history if e["event"] == "round")["cohort"][1]
-    silent = run(method, rounds=1, engine=Tampering(client, lambda done: None))
-    damaged = run(method, rounds=1, engine=Tampering(client, lambda done: replace(done, reply=b"\xff" * 100)))
+    client = next(e for e in _run(method, rounds=1).history if e["event"] == "round")["cohort"][1]
+    silent = _run(method, rounds=1, engine=Tampering(client, lambda done: None))
+    damaged = _run(method, rounds=1, engine=Tampering(client, lambda done: replace(done, reply=b"\xff" * 100)))
     assert _hashes(silent) == _hashes(damaged), "a damaged upload has an effect that a missing one has not"
     for result in (silent, damaged):
         failed = [failure["client"] for event in result.history for failure in event.get("failures", [])]
@@ -266,7 +275,7 @@ def loses_only_the_update_of_a_failing_client(method: Method) -> None:
 
 def deploys_what_was_trained(method: Method) -> None:
     """Deployed models are made of ordinary layers, and compute what the client's network computes."""
-    result = run(method)
+    result = _run(method)
     central = data().central
     assert central is not None
     x = central[0][:7]
@@ -285,15 +294,15 @@ def deploys_what_was_trained(method: Method) -> None:
 
 def client_network(result: Result, client: int) -> nn.Module:
     """Return a client's network, filled from the bytes of a job and of the client's state."""
-    federation, server = result.federation, result.server
-    setup, who = federation.setup.at(server.round), federation.dispatch.participant(client, server.round)
+    run, server = result.federation, result.server
+    setup, who = run.setup.at(server.round), run.dispatch.participant(client, server.round)
     view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)}, training=False)
-    (job,) = federation.dispatch.jobs("evaluate", server, view, [who], federation.store)
+    (job,) = run.dispatch.jobs("evaluate", server, view, [who], run.store)
     network = copy.deepcopy(setup.network(who.capacity))
     kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
     setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept, training=False)
     if setup.method.traits.calibrates:
-        with_statistics(network, federation.calibration(server).at(who.capacity))
+        with_statistics(network, run.calibration(server).at(who.capacity))
     return network
 
 
