@@ -54,8 +54,8 @@ def asked(*devices: str, model: str = TINY, settings: tuple[str, ...] = (), **op
 
 @pytest.mark.parametrize("method", tiny.METHODS)
 def test_sizes_are_those_of_a_real_round(method: str) -> None:
-    epochs = tiny._epochs(method)
     result = tiny.run(method, rounds=1, cohort=6, evaluate_clients="none")
+    epochs = result.federation.setup.training.epochs
     gauge = Gauge(asked(settings=(f"train.epochs={epochs}",)))
     ready = gauge.ready(create("methods", method, **tiny.FIELDS.get(method, {})), [1.0, 0.5])
     event, setup = result.history[-1], result.federation.setup.at(0)
@@ -142,7 +142,7 @@ def test_methods_that_make_no_sense_say_why() -> None:
     assert "finds no layer to factorise" in found.misfits["fedpara"]
     thin = plan(request_of("tests.test_advise:pooled", "1x8x8", 10, ["any: 500 B up"], methods=("heterofl",)))
     assert "one size only" in thin.misfits["heterofl"]
-    assert "one epoch: give two" in found.misfits["fedrep"]
+    assert "one epoch: set two" in found.misfits["fedrep"]
     assert found.choice and found.choice.method.name == "fedavg"
 
 

@@ -44,7 +44,7 @@ class Gauge:
 
     def __init__(self, request: Request) -> None:
         known = request.resolved
-        self.training, self.codec = known.training, known.codec
+        self.training, self.optimizer, self.codec = known.training, known.optimizer, known.codec
         size = (self.training.batch_size, *request.shape)
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
@@ -63,6 +63,9 @@ class Gauge:
 
     def ready(self, method: Method, levels: Sequence[float]) -> Method:
         """Return a method as it is for these capacities and inputs, in its first round; it may refuse."""
+        reason = method.refuses(self.optimizer, self.codec, self.training)
+        if reason:
+            raise ValueError(reason)
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:
