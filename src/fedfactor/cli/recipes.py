@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-app = typer.Typer(help="List the recipes that come with the package, or copy one to edit.")
+app = typer.Typer(help="List the recipes that come with the package, copy one to edit, or print their JSON Schema.")
 console = Console()
 
 
 @app.callback(invoke_without_command=True)
 def listed(context: typer.Context) -> None:
-    """List the recipes that come with the package, or copy one to edit."""
+    """List the recipes that come with the package, copy one to edit, or print their JSON Schema."""
     from fedfactor.runs import catalog
 
     if context.invoked_subcommand is not None:
@@ -49,3 +50,11 @@ def copy(
     except FileNotFoundError:
         raise ValueError(f"there is no folder {path.parent} to write {path.name} into") from None
     console.print(f"wrote {path}; next: fedfactor run {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print a JSON Schema of recipes, with which editors complete and check them."""
+    from fedfactor.runs.recipe import schema as recipe_schema
+
+    print(json.dumps(recipe_schema(), indent=1))
