@@ -181,14 +181,13 @@ def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
+def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     (body,) = [body for _, title, body in blocks("extend.md") if title == "own_biases.py"]
     assert len(body.strip().splitlines()) <= 35
     path = tmp_path / "own_biases.py"
     path.write_text(body)
-    entries("methods")
-    yield module(path).OwnBiases
-    del registry._entries["methods"]["own_biases"]
+    monkeypatch.setitem(registry._table, "methods", entries("methods"))  # forgets it again after the test
+    return module(path).OwnBiases
 
 
 def test_the_method_of_the_page_keeps_the_promises(own_biases: type, monkeypatch: pytest.MonkeyPatch) -> None:
