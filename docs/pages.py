@@ -35,6 +35,7 @@ from fedfactor.registry import Entry, entries
 from fedfactor.runs import catalog
 from fedfactor.runs.recipe import cells, read
 from fedfactor.tables.row import VERDICTS, Row
+from fedfactor.testing import PROMISES
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -434,6 +435,9 @@ def recipes_table() -> str:
 # What mkdocs calls.
 
 MARKED: dict[str, Callable[[], str]] = {
+    "promises": lambda: table(
+        ["promise", "what it means"], [[code(one.__name__), prose(one.__doc__ or "")] for one in PROMISES]
+    ),
     "new method": lambda: block("python", method_text("my_method")),
     "new recipe": lambda: block("toml", recipe_text("my_recipe")),
     "recipes": recipes_table,
