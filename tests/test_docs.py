@@ -20,9 +20,9 @@ from fedfactor import registry
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import entries
 from fedfactor.tables import compute
-from tests import warm
 from tests.conformance import test_promises as promises
-from tests.conformance.tiny import run
+from tests.helpers import warm
+from tests.helpers.tiny import run
 
 ROOT = Path(__file__).parents[1]
 

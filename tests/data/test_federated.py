@@ -15,7 +15,7 @@ from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, 
 from fedfactor.data.clients import FederatedData
 from fedfactor.data.partitions import Dirichlet, Partition, View, from_flower, kinds
 from fedfactor.registry import create, register
-from tests.data import make
+from tests.helpers import made_data as make
 
 
 def dataset(train: int = 400, test: int = 100, classes: int = 4, **extra: Any) -> Dataset:

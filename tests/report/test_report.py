@@ -43,8 +43,8 @@ from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
-from tests.report.make import comparison, make_run
-from tests.test_cli import fedfactor
+from tests.helpers.made_runs import comparison, make_run
+from tests.helpers.warm import run as fedfactor
 
 
 def pieces(found: list[Section]) -> list[Piece]:

@@ -1,0 +1,112 @@
+"""`fedfactor new`: what it writes works as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedfactor.cli.new import new
+from tests.helpers import warm
+
+ROOT = Path(__file__).parents[2]
+
+
+fedfactor = warm.run
+
+
+def installed(folder: Path, name: str) -> dict[str, str]:
+    """Make a folder look like an installed package with an entry point, to every process with this environment."""
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[fedfactor.methods]\n{name} = {name}\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_a_new_method_passes_the_conformance_suite(tmp_path: Path) -> None:
+    written = fedfactor("new", "method", "fresh_idea", cwd=tmp_path)
+    assert "wrote fresh_idea.py; next: python fresh_idea.py" in written.stdout, written.stderr
+    environment = installed(tmp_path, "fresh_idea")
+    # Tests of killed runs take many methods at once: for one alone there is their module.
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/conformance", "-k", "fresh_idea and not resumed"],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    # Combinations, dynamic capacities, bits, bytes, privacy, nothing done, roll-back, deployment.
+    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 20
+    assert "failed" not in done.stdout and "skipped" not in done.stdout
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.helpers.killing", "exit", "fresh_idea", str(tmp_path / "killed")],
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    assert killed.returncode == 0, killed.stderr
+    assert json.loads(killed.stdout)["fresh_idea"]["differing"] == []
+
+
+def test_a_new_method_runs_as_a_script(tmp_path: Path) -> None:
+    path = new("method", "fresh_idea", tmp_path)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("FreshIdea(keeps='', strength=0.001) after 10 rounds")
+
+
+def test_a_new_recipe_runs(tmp_path: Path) -> None:
+    written = fedfactor("new", "recipe", "my-first", cwd=tmp_path)
+    assert "wrote my-first.toml; next: fedfactor run my-first.toml" in written.stdout, written.stderr
+    done = fedfactor("run", "my-first.toml", "--small", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs" / "my-first" / "summary.json").read_text())
+    assert summary["rounds"] == 2 and summary["failures"] == 0
+
+
+def test_what_a_recipe_shows_in_comments_is_legal(tmp_path: Path) -> None:
+    """Every line that is commented out is a line of a legal recipe: its first word is a key, or a section."""
+    from fedfactor.runs.recipe import cells, read, resolve, small
+
+    text = new("recipe", "all", tmp_path).read_text()
+    shown = []
+    for line in text.splitlines():
+        bare = line.removeprefix("# ")
+        commented = line.startswith("# ") and (bare.startswith("[") or bare.partition(" = ")[0].isidentifier())
+        shown.append(bare if commented else line)
+    full = "\n".join(shown).replace('name = "digits"', 'name = "folder"', 1)
+    full = full.replace('name = "folder"\n', "\n")  # given twice: once instead of the digits
+    path = tmp_path / "shown.toml"
+    path.write_text(full)
+    found = cells(small(read(path)))
+    assert list(found) == ["dense", "factors"]
+    resolved = resolve(found["factors"])
+    assert resolved.tables["data"]["path"] == "pictures" and resolved.method.gamma == 0.3
+    assert resolved.tables["capacities"] == {"levels": [1.0, 0.5], "shares": [0.3, 0.7], "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("method", "My-Method", "small letters, digits and _"),
+        ("method", "fedpara", "there is a method 'fedpara' already"),
+        ("recipe", "../elsewhere", "can name a directory"),
+        ("recipe", "mine.toml", "has no ending"),
+        ("optimizer", "mine", "there are method and recipe"),
+    ],
+)
+def test_names_that_cannot_be(kind: str, name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        new(kind, name, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    path = new("recipe", "mine", tmp_path)
+    path.write_text("precious")
+    with pytest.raises(ValueError, match=r"mine\.toml is there already"):
+        new("recipe", "mine", tmp_path)
+    assert path.read_text() == "precious"
+    with pytest.raises(ValueError, match="there is no folder"):
+        new("recipe", "mine", tmp_path / "none")
