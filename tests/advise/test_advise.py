@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from fedfactor.registry import create
 from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import override, resolve
 from tests.helpers import tiny
+from tests.helpers.command import fedfactor
 
 TINY = "tests.helpers.tiny:Tiny"
 
@@ -170,9 +169,8 @@ def test_a_recipe_of_every_method_that_fits_runs(method: str) -> None:
 
 def test_the_command_writes_a_recipe_that_the_command_runs(tmp_path: Path) -> None:
     def call(*words: object) -> str:
-        command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        done = fedfactor(*words)
+        assert done.exit_code == 0, done.stderr
         return done.stdout
 
     devices = itertools.chain.from_iterable(("--device", text) for text in DEVICES)

@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +42,7 @@ from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.server.result import Result
 from tests.helpers import tiny
+from tests.helpers.command import fedfactor
 
 RECIPE: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -257,9 +256,8 @@ def test_the_command_writes_pictures_and_figures(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", [1, 2], method={"name": "feddecomp"})
     report = tmp_path / "out" / "report.html"
     words = ["audit", folder, "--clients", 2, "--images", 2, "--iterations", 3, "-o", report]
-    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = fedfactor(*words)
+    assert done.exit_code == 0, done.stderr
     assert "round 2, client 1" in done.stdout and "average" in done.stdout
     figures = json.loads(report.with_suffix(".json").read_text())
     assert [(one["round"], one["client"]) for one in figures["attacks"]] == [(1, 0), (1, 1), (2, 0), (2, 1)]

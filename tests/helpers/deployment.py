@@ -18,7 +18,7 @@ from fedfactor.engines import Done, Inline, Job
 from fedfactor.engines.flower import keeper
 from fedfactor.engines.flower.control import Progress
 from fedfactor.protocol.setup import Setup
-from fedfactor.runs.execute import run, summary
+from fedfactor.runs.execute import run, summary_of
 from fedfactor.runs.flower.local import Deployment
 from fedfactor.runs.recipe import Recipe, resolve
 
@@ -43,7 +43,7 @@ def recipe(method: str = "fedpara", rounds: int = 2, clients: int = 4, **tables:
 
 def inline(one: Recipe, without: Collection[int] = ()) -> dict[str, Any]:
     """Return the summary of the same run in this process, some clients never answering."""
-    return summary(run(one, engine=Missing(frozenset(without))))
+    return summary_of(run(one, engine=Missing(frozenset(without))))
 
 
 @dataclass(frozen=True)

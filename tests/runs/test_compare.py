@@ -7,7 +7,6 @@ import io
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from rich.console import Console
 
 import fedfactor
 from fedfactor.report.comparison import csv_text, latex, lines, table
-from fedfactor.runs.compare import Cell, Outcome, cells, compare
+from fedfactor.runs.compare import Cell, CellOutcome, cells, run_cells
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import RecipeError, override
-from tests.helpers import warm
+from tests.helpers.command import fedfactor as call
+from tests.helpers.command import fedfactor_process
 
 TABLES: dict[str, Any] = {
     "name": "side",
@@ -39,7 +39,7 @@ def events(cell: Cell) -> list[dict[str, Any]]:
     return [event for event in fedfactor.load(cell.directory).metrics if event["event"] == "round"]
 
 
-def hashes(outcomes: list[Outcome]) -> list[str]:
+def hashes(outcomes: list[CellOutcome]) -> list[str]:
     return [str(outcome.summary and outcome.summary["weights_sha256"]) for outcome in outcomes]
 
 
@@ -49,7 +49,7 @@ def hashes(outcomes: list[Outcome]) -> list[str]:
 def test_methods_of_a_seed_see_the_same_clients_and_data(tmp_path: Path) -> None:
     chosen = cells(TABLES, METHODS, [1, 2], tmp_path)
     assert [cell.directory for cell in chosen][:2] == [tmp_path / "fedavg" / "seed-1", tmp_path / "fedpara" / "seed-1"]
-    compare(chosen)
+    run_cells(chosen)
     cohorts = {cell.name: [event["cohort"] for event in events(cell)] for cell in chosen}
     capacities = {cell.name: [event["capacities"] for event in events(cell)] for cell in chosen}
     data = {
@@ -111,22 +111,22 @@ def test_processes_give_the_same_bits_and_finished_runs_stay(tmp_path: Path) -> 
         started.append(cell.name)
         return lambda event: None
 
-    here, apart = compare(ours, on_start=on_start), compare(theirs, jobs=2)
+    here, apart = run_cells(ours, on_start=on_start), run_cells(theirs, jobs=2)
     assert len(started) == 4 and hashes(here) == hashes(apart) and None not in [one.summary for one in here]
     more = cells(TABLES, ["fedavg", "heterofl", "fedpara"], [1, 2], tmp_path / "a")
     del started[:]
-    again = compare(more, on_start=on_start)
+    again = run_cells(more, on_start=on_start)
     assert started == ["fedpara, seed 1", "fedpara, seed 2"]
     assert {one.cell.name: one.summary for one in here}.items() <= {one.cell.name: one.summary for one in again}.items()
     with pytest.raises(RunError, match=r"started with another recipe: train\.lr was 0\.05 and is now 0\.1"):
-        compare(cells(TABLES, ["fedavg"], [1], tmp_path / "a", settings=["train.lr=0.1"]))
+        run_cells(cells(TABLES, ["fedavg"], [1], tmp_path / "a", settings=["train.lr=0.1"]))
 
 
 def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
     chosen = cells(TABLES, ["fedavg", "local"], [1], tmp_path)
     broken = cells(TABLES, ["fedavg"], [2], tmp_path, settings=["train.lr=1e30"])
     for jobs in (1, 2):
-        found = compare([*broken, *chosen], jobs=jobs)
+        found = run_cells([*broken, *chosen], jobs=jobs)
         assert "is no longer finite" in found[0].failure or "answered well" in found[0].failure
         assert found[0].summary is None and found[1].summary and found[2].summary
     line = lines(found)[0]
@@ -137,16 +137,8 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
     tables = override(TABLES, ["train.rounds=25"])
     (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
     words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--jobs", 2, "--json")
-    command = [
-        sys.executable,
-        "-c",
-        "from fedfactor.cli import main; main()",
-        *map(str, words),
-        "-o",
-        str(tmp_path / "cut"),
-    ]
     process = subprocess.Popen(
-        command,
+        fedfactor_process(*words, "-o", tmp_path / "cut"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -158,13 +150,13 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
-    assert process.returncode == 130 and "interrupted; the same command carries on" in said
+    assert process.returncode == 130 and "interrupted; run the same command again to resume" in said
     assert not all(path.with_name("summary.json").exists() for path in journals)
-    again = warm.run(*words, "-o", tmp_path / "cut", cwd=ROOT)
-    assert again.returncode == 0, again.stderr
+    again = call(*words, "-o", tmp_path / "cut", cwd=ROOT)
+    assert again.exit_code == 0, again.stderr
     assert [line["seeds"] for line in json.loads(again.stdout)] == [2]
     assert (tmp_path / "cut" / "report.html").read_text().count("heterofl") > 1
-    whole = compare(cells(tables, ["heterofl"], [1, 2], tmp_path / "whole", where="side.toml"))
+    whole = run_cells(cells(tables, ["heterofl"], [1, 2], tmp_path / "whole", where="side.toml"))
     ends = [json.loads(path.with_name("summary.json").read_text()) for path in journals]
     assert [end["weights_sha256"] for end in ends] == hashes(whole)
 
@@ -172,10 +164,10 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
 # Summing up.
 
 
-def outcome(method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",)) -> Outcome:
+def outcome(method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",)) -> CellOutcome:
     (cell,) = cells(TABLES, [method], [seed], Path("nowhere"))
     scores = {key: {"final": final, "best": final + 0.01} for key in measured}
-    return Outcome(cell, {"measured": scores, "bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0})
+    return CellOutcome(cell, {"measured": scores, "bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0})
 
 
 def test_lines_by_hand() -> None:

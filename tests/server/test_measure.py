@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.server.events import compare, spread, summary
+from fedfactor.server.events import client_gains, spread, summarise_rounds
 from fedfactor.task import Task
 from tests.helpers.tiny import data, run
 
@@ -32,24 +32,27 @@ def measured(round: int, **each: float) -> dict[str, Any]:
 def test_who_wins_and_who_loses_by_hand() -> None:
     ours = [{"event": "start"}, measured(1, c0=0.5, c1=0.9, c2=0.5), measured(2, c0=0.2, c1=0.4, c2=0.6)]
     theirs = [measured(1, c1=0.1, c0=0.6), measured(2, c1=0.9, c0=0.5, c7=1.0)]
-    found = compare(ours, theirs)
+    found = client_gains(ours, theirs)
     assert (found["rounds"], found["clients"]) == ([1, 2], 2)  # the best mean of each; clients 2 and 7 were not in both
     assert (found["wins"], found["ties"], found["losses"], found["losers"]) == (0, 2, 0, [])
-    last = compare(ours, theirs, when="last")
+    last = client_gains(ours, theirs, when="last")
     assert (last["rounds"], last["losses"], last["losers"]) == ([2, 2], 2, [0, 1])
     assert last["mean_gain"] == pytest.approx(-0.4) and last["worst_gain"] == pytest.approx(-0.5)
     with pytest.raises(ValueError, match="evaluate_clients says which"):
-        compare(ours, theirs, measured="selected_after")
+        client_gains(ours, theirs, measured="selected_after")
     with pytest.raises(ValueError, match="no client was measured"):
-        compare([measured(1, c3=0.5)], theirs)
+        client_gains([measured(1, c3=0.5)], theirs)
     with pytest.raises(ValueError, match="when must be one of best, last"):
-        compare(ours, theirs, when="first")  # type: ignore[arg-type]
+        client_gains(ours, theirs, when="first")  # type: ignore[arg-type]
 
 
 def test_runs_are_compared_client_by_client() -> None:
     settings = {"rounds": 2, "evaluate_clients": "all", "cohort": 6}
     local, plain = run("local", **settings), run("fedavg", **settings)
-    found, back = compare(local.history, plain.history, when="last"), compare(plain.history, local.history, when="last")
+    found, back = (
+        client_gains(local.history, plain.history, when="last"),
+        client_gains(plain.history, local.history, when="last"),
+    )
     assert found["clients"] == 6 == found["wins"] + found["ties"] + found["losses"]
     assert (found["wins"], found["losses"]) == (back["losses"], back["wins"])
     each = zip(local.history[-1]["all"]["each"], plain.history[-1]["all"]["each"], strict=True)
@@ -73,10 +76,10 @@ def test_summary_finds_last_best_and_target() -> None:
         }
 
     events = [{"event": "start"}, event(1, 0.3), event(2, 0.8), event(3, 0.7)]
-    found = summary(events, target=0.75)["global"]
+    found = summarise_rounds(events, target=0.75)["global"]
     assert (found["final"], found["best"], found["best_round"]) == (0.7, 0.8, 2)
     assert found["reached"] == {"round": 2, "bytes_up": 20, "bytes_down": 0, "macs": 2, "failures": 0}
-    assert summary(events, target=0.9)["global"]["reached"] is None
+    assert summarise_rounds(events, target=0.9)["global"]["reached"] is None
 
 
 def test_before_and_after_are_measured_on_the_clients_own_test_data() -> None:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from fedfactor.tables.misprints import MISPRINTS
 from fedfactor.tables.row import CLOSE, VERDICTS, Printed, Row, Verdict, judge
-from fedfactor.tables.view import render, summary
+from fedfactor.tables.view import count_verdicts, render
 
 PAPERS = ("fedpara", "flanc", "fedhm", "prism", "feddecomp")
 
@@ -19,9 +19,9 @@ __all__ = [
     "Row",
     "Verdict",
     "compute",
+    "count_verdicts",
     "judge",
     "render",
-    "summary",
 ]
 
 

@@ -29,10 +29,10 @@ def render(rows: Sequence[Row]) -> RenderableType:
         groups.setdefault((row.paper, row.table), []).append(row)
     for (paper, table), group in groups.items():
         parts += [_table(f"{paper}, {table}", group), ""]
-    return Group(*parts, summary(rows))
+    return Group(*parts, count_verdicts(rows))
 
 
-def summary(rows: Sequence[Row]) -> Text:
+def count_verdicts(rows: Sequence[Row]) -> Text:
     """Count the verdicts in one line."""
     counts = Counter(row.verdict for row in rows)
     counted = [Text(f"{counts[verdict]} {verdict}", STYLES[verdict]) for verdict in VERDICTS]
