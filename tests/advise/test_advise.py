@@ -12,14 +12,14 @@ import pytest
 from torch import nn
 
 from fedfactor.advise import (
+    Advice,
     Device,
     Gauge,
-    Plan,
     PlanError,
     Request,
+    advise,
     as_dict,
     link,
-    plan,
     request_of,
     sentence,
     to_recipe,
@@ -97,8 +97,8 @@ def test_a_codec_makes_messages_smaller() -> None:
 # What fits.
 
 
-def found_for(*devices: str, **options: Any) -> Plan:
-    return plan(asked(*devices, model="digits_cnn", **options))
+def found_for(*devices: str, **options: Any) -> Advice:
+    return advise(asked(*devices, model="digits_cnn", **options))
 
 
 DEVICES = ("phone: 100 kB up, 1 MMAC, 1 MB", "gateway: 2 MB up, 40 %")
@@ -124,22 +124,22 @@ def test_every_limit_is_kept_and_the_next_larger_size_breaks_one() -> None:
 
 def test_the_choice_and_its_reason() -> None:
     roomy, thin, weak = (found_for(limit) for limit in ("pc: 1 GB", "phone: 150 kB up", "sensor: 1 MMAC"))
-    assert roomy.choice and roomy.choice.method.name == "fedavg" and "every device can carry" in sentence(roomy)
+    assert roomy.choice and roomy.choice.method.name == "fedavg" and "all devices can train" in sentence(roomy)
     assert thin.choice and thin.choice.method.name == "fedpara"  # few bytes, all operations
-    assert "what keeps it from more is the upload" in sentence(thin)
-    assert weak.choice and weak.choice.rows[0].size.macs <= 1e6 and "computing" in sentence(weak)
+    assert "a larger size is limited by the upload" in sentence(thin)
+    assert weak.choice and weak.choice.rows[0].size.macs <= 1e6 and "operations" in sentence(weak)
     personal = found_for("phone: 150 kB up", personal=True)
     assert personal.choice and personal.choice.personal and personal.choice.method.name != thin.choice.method.name
     nothing = found_for("dust: 1 kB up", methods=("fedavg", "heterofl"))
-    assert nothing.choice is None and sentence(nothing).startswith("No method that gives a model of the server's own")
-    with pytest.raises(PlanError, match="there is nothing to write"):
+    assert nothing.choice is None and sentence(nothing).startswith("No method with a global model")
+    with pytest.raises(PlanError, match="there is no choice to write"):
         to_recipe(nothing, "x")
 
 
 def test_methods_that_make_no_sense_say_why() -> None:
-    found = plan(request_of("tests.advise.test_advise:pooled", "1x8x8", 10, ["any: 1 GB"]))
+    found = advise(request_of("tests.advise.test_advise:pooled", "1x8x8", 10, ["any: 1 GB"]))
     assert "finds no layer to factorise" in found.misfits["fedpara"]
-    thin = plan(request_of("tests.advise.test_advise:pooled", "1x8x8", 10, ["any: 500 B up"], methods=("heterofl",)))
+    thin = advise(request_of("tests.advise.test_advise:pooled", "1x8x8", 10, ["any: 500 B up"], methods=("heterofl",)))
     assert "one size only" in thin.misfits["heterofl"]
     assert "one epoch: give two" in found.misfits["fedrep"]
     assert found.choice and found.choice.method.name == "fedavg"
@@ -158,8 +158,8 @@ def test_a_plan_as_plain_data() -> None:
 
 @pytest.mark.parametrize("method", tiny.METHODS)
 def test_a_recipe_of_every_method_that_fits_runs(method: str) -> None:
-    personal = not any(not fit.personal for fit in plan(asked("any: 1 GB", methods=(method,))).fits)
-    found = plan(asked("phone: 1 GB, 50 %", "pc: 1 GB", methods=(method,), personal=personal, capacities=(0.5,)))
+    personal = not any(not fit.personal for fit in advise(asked("any: 1 GB", methods=(method,))).fits)
+    found = advise(asked("phone: 1 GB, 50 %", "pc: 1 GB", methods=(method,), personal=personal, capacities=(0.5,)))
     tables = tomllib.loads(to_recipe(found, "planned"))
     assert tables["method"]["name"] == method
     small = ["partition.clients=4", "train.cohort=2", "train.rounds=1", "data.test_share=0.9"]
@@ -199,29 +199,29 @@ def test_devices_are_read() -> None:
 @pytest.mark.parametrize(
     ("words", "devices", "options"),
     [
-        ("a device is a name and its limits", ["phone"], {}),
-        ("'2 apples' is no limit; legal are bytes", ["phone: 2 apples"], {}),
-        ("says twice what its memory is", ["phone: 2 MB, 3 MB memory"], {}),
-        ("names of their own", ["phone: 2 MB", "phone: 3 MB"], {}),
+        ("a device must be a name and its limits", ["phone"], {}),
+        ("'2 apples' is not a limit; give bytes", ["phone: 2 apples"], {}),
+        ("gives its memory twice", ["phone: 2 MB, 3 MB memory"], {}),
+        ("devices need different names", ["phone: 2 MB", "phone: 3 MB"], {}),
         ("add up to 110 %", ["a: 60 %", "b: 50 %"], {}),
         ("add up to 90 %", ["a: 40 %", "b: 50 %"], {}),
-        ("need a link", ["phone: 3 s"], {}),
-        ("say what a MB and a GMAC cost", ["phone: 3 J"], {}),
+        ("give the speed of the link", ["phone: 3 s"], {}),
+        ("give --joules-per-mb and", ["phone: 3 J"], {}),
         ("did you mean 'fedpara'", ["phone: 1 MB"], {"methods": ("fedparra",)}),
-        ("capacities lie in", ["phone: 1 MB"], {"capacities": (2.0,)}),
+        ("capacities must lie in", ["phone: 1 MB"], {"capacities": (2.0,)}),
     ],
 )
 def test_mistakes_are_named(words: str, devices: list[str], options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=words):
-        plan(asked(*devices, **options))
+        advise(asked(*devices, **options))
 
 
 def test_inputs_that_do_not_fit_are_named() -> None:
-    with pytest.raises(PlanError, match="a shape such as 3x32x32, got '3by32'"):
+    with pytest.raises(PlanError, match="must look like 3x32x32, got '3by32'"):
         request_of("resnet18", "3by32", 10, ["a: 1 MB"])
-    with pytest.raises(PlanError, match="cannot take inputs of 5 x 8 x 8"):
-        plan(request_of("digits_cnn", "5x8x8", 10, ["a: 1 MB"]))
-    with pytest.raises(PlanError, match="say what an input looks like"):
+    with pytest.raises(PlanError, match="cannot take inputs of shape 5 x 8 x 8"):
+        advise(request_of("digits_cnn", "5x8x8", 10, ["a: 1 MB"]))
+    with pytest.raises(PlanError, match="give the shape of an input"):
         request_of(TINY, None, 10, ["a: 1 MB"])
-    with pytest.raises(PlanError, match="a recipe names its data set"):
-        to_recipe(plan(request_of("digits_cnn", "1x9x9", 10, ["a: 1 GB"])), "x")
+    with pytest.raises(PlanError, match="a recipe needs a data set"):
+        to_recipe(advise(request_of("digits_cnn", "1x9x9", 10, ["a: 1 GB"])), "x")

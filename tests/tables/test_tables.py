@@ -133,7 +133,7 @@ WRONG_IN_PRINT = {
 # Cells whose rule is unknown, or which no rule explains; each row's note says what is known.
 UNEXPLAINED = {
     ("fedpara", "Section 2.2", "Conv., Prop. 1 / Prop. 3", "parameters"),
-    ("fedpara", "Section D.3", "FedPAQ / FedPara", "bytes a round"),
+    ("fedpara", "Section D.3", "FedPAQ / FedPara", "bytes per round"),
     ("fedhm", "Table 8", "CIFAR-10 non-IID, low rank 1", "MACs"),
     ("fedhm", "Table 8", "CIFAR-10 non-IID, slim 1", "parameters"),
     ("prism", "Section 4.1", "PriSM-O2, 0.2", "additional Mem"),

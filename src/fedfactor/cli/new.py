@@ -33,10 +33,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Method
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 
 @register("methods", "$name", paper="")
@@ -55,15 +56,17 @@ class $cls(Method):
 
     # Hooks. A hook that is not overridden does what FedAvg does. fedfactor.protocol.method lists them all.
 
-    def private(self, name: str) -> bool:
-        """Tell whether a tensor of the network stays on the client."""
-        return bool(self.keeps) and name.startswith(f"{self.keeps}.")
-
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse what would silently be another method."""
-        if self.keeps and not self.private_names(network):
-            layers = ", ".join(name for name, _ in network.named_children())
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the task's model. Raises ValueError where the method would silently be another one."""
+        model = build(1.0)
+        if self.keeps and not self.private_names(model):
+            layers = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"the model has no layer {self.keeps!r} to keep private; its layers are {layers}")
+        return model
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """Return the names of the network's tensors that stay on the client."""
+        return {name for name in tensors_of(network) if self.keeps and name.startswith(f"{self.keeps}.")}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add a penalty to the loss of a batch."""

@@ -47,7 +47,7 @@ def plan(
         mbps=advise.link(link) if link else None, examples=examples, joules_per_mb=joules_per_mb,
         joules_per_gmac=joules_per_gmac, personal=personal, methods=tuple(listed(methods)), **levels,
     )  # fmt: skip
-    found = advise.plan(request)
+    found = advise.advise(request)
     text = advise.to_recipe(found, recipe.stem) if recipe else ""
     if as_json:
         print(json.dumps(advise.as_dict(found, rounds), indent=1))
