@@ -64,21 +64,18 @@ def test_topk_by_hand_with_error_feedback() -> None:
     assert rest["w"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
 
 
-@pytest.mark.parametrize("where", [[-1], [4], [5], [2]], ids=str)
-def test_topk_refuses_positions_outside_the_tensor(where: list[int]) -> None:
-    coded = {"w": torch.ones(len(where)), "w:at": torch.tensor(where, dtype=torch.int32)}
-    reference = {"w": torch.zeros(4)}
-    if where == [2]:
-        assert TopK().from_up(coded, reference)["w"].tolist() == [0, 0, 1, 0]
-        return
-    with pytest.raises(BadMessage, match="do not ascend"):
-        TopK().from_up(coded, reference)
+def topk_message(*where: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.ones(len(where)), "w:at": torch.tensor(where, dtype=torch.int32)}
 
 
-def test_topk_refuses_repeated_positions() -> None:
-    coded = {"w": torch.ones(2), "w:at": torch.tensor([1, 1], dtype=torch.int32)}
+def test_topk_puts_values_at_their_positions() -> None:
+    assert TopK().from_up(topk_message(2), {"w": torch.zeros(4)})["w"].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("where", [[-1], [4], [5], [1, 1]], ids=str)
+def test_topk_refuses_positions_outside_the_tensor_and_repeated_ones(where: list[int]) -> None:
     with pytest.raises(BadMessage, match="do not ascend"):
-        TopK().from_up(coded, {"w": torch.zeros(4)})
+        TopK().from_up(topk_message(*where), {"w": torch.zeros(4)})
 
 
 def test_what_is_expected_up_has_the_shape_of_what_goes_up() -> None:
