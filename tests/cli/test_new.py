@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fedfactor import registry
 from fedfactor.cli.new import write_new
+from fedfactor.registry import create
+from fedfactor.testing import check_method
 from tests.helpers.command import fedfactor
 
-ROOT = Path(__file__).parents[2]
 
-
-def installed(folder: Path, name: str) -> dict[str, str]:
-    """Make a folder look like an installed package with an entry point, to every process with this environment."""
-    info = folder / f"{name}-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[fedfactor.methods]\n{name} = {name}\n")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-
-
-def test_a_new_method_passes_the_conformance_suite(tmp_path: Path) -> None:
+def test_a_new_method_passes_the_conformance_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = fedfactor("new", "method", "fresh_idea", cwd=tmp_path)
     assert "wrote fresh_idea.py; next: python fresh_idea.py" in written.stdout, written.stderr
-    environment = installed(tmp_path, "fresh_idea")
-    # Tests of killed runs take many methods at once: for one alone there is their module.
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/conformance", "-k", "fresh_idea and not resumed"],
-        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    # Combinations, dynamic capacities, bits, bytes, privacy, nothing done, roll-back, deployment.
-    assert int(done.stdout.rpartition(" passed")[0].split()[-1]) >= 20
-    assert "failed" not in done.stdout and "skipped" not in done.stdout
-    killed = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.killing", "exit", "fresh_idea", str(tmp_path / "killed")],
-        capture_output=True, text=True, check=False, cwd=ROOT, env=environment,
-    )  # fmt: skip
-    assert killed.returncode == 0, killed.stderr
-    assert json.loads(killed.stdout)["fresh_idea"]["differing"] == []
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry._table, "methods", dict(registry._table["methods"]))
+    method = importlib.import_module("fresh_idea").FreshIdea
+    check_method(method())
+    check_method(method(keeps="fc"))
+    assert create("methods", "fresh_idea", strength=0.1) == method(strength=0.1)
+    del sys.modules["fresh_idea"]
 
 
 def test_a_new_method_runs_as_a_script(tmp_path: Path) -> None:

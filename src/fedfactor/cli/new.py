@@ -22,7 +22,7 @@ By name, in recipes:  an entry point in your package's pyproject.toml, then pip 
     [project.entry-points."fedfactor.methods"]
     $name = "$name"
 
-Test it:              once it has an entry point, in a checkout of fedfactor: pytest tests/conformance -k $name
+Test it:              from fedfactor.testing import check_method; check_method($cls())
 Into fedfactor:       move it to src/fedfactor/methods and import it in that package's __init__.py
 """
 
