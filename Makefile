@@ -65,7 +65,7 @@ not-run: $(READY)
 	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
 	@$(BIN)/python -m pytest -m 'deploy or ray' --collect-only tests/deploy | grep '::'
 	@echo "NOT RUN, since it needs some 40 packages; make test-mlflow runs it:"
-	@$(BIN)/python -m pytest -m mlflow --collect-only tests/test_loggers.py | grep '::'
+	@$(BIN)/python -m pytest -m mlflow --collect-only tests/runs/test_loggers.py | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium

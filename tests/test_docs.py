@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,14 +19,14 @@ from types import ModuleType
 import pytest
 import torch
 
-import fedfactor
+import fedfactor as library
 from fedfactor import registry
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import entries
 from fedfactor.tables import compute
 from fedfactor.testing import PROMISES
-from tests import warm
-from tests.conformance.tiny import run
+from tests.helpers.command import fedfactor
+from tests.helpers.tiny import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -158,24 +160,30 @@ def test_links_of_the_repository_become_links_of_the_site() -> None:
 # What pages show.
 
 
-def test_the_tutorial_works_from_start_to_end(tmp_path: Path) -> None:
-    bin_ = tmp_path / "bin"
-    bin_.mkdir()
-    for name in ("python", "fedfactor"):
-        warm.program(bin_ / name, name)
-    source = str(Path(registry.__file__).parents[1])
-    script = ["set -e", f"export PATH={bin_}:$PATH PYTHONPATH={source}"]
+def test_the_tutorial_works_from_start_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ""
     for language, title, body in blocks("tutorial.md"):
         if title:
-            (tmp_path / title).write_text(body)
-        if language == "sh":
-            script.append(body.replace("PYTHONPATH=.", f"PYTHONPATH=.:{source}"))
-    done = subprocess.run(["sh", "-c", "\n".join(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+            Path(title).write_text(body)
+        for line in body.splitlines() if language == "sh" else []:
+            program, *words = shlex.split(line)
+            if line == "export PYTHONPATH=.":
+                monkeypatch.syspath_prepend(tmp_path)
+            elif program == "python":
+                runpy.run_path(words[0], run_name="__main__")
+                said += capsys.readouterr().out
+            else:
+                assert program == "fedfactor", line
+                done = fedfactor(*words)
+                assert done.exit_code == 0, (line, done.output)
+                said += done.stdout
     summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
     assert summary["rounds"] == 6 and summary["final_accuracy"] > 0.5
-    assert f"Sequential {summary['final_accuracy']}" in done.stdout
-    assert "torch.Size([1, 10])" in done.stdout and (tmp_path / "model.card.md").exists()
+    assert f"Sequential {summary['final_accuracy']}" in said
+    assert "torch.Size([1, 10])" in said and (tmp_path / "model.card.md").exists()
     assert "<html" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "runs" / "side" / "fedavg" / "seed-1" / "summary.json").exists()
     state = torch.load(tmp_path / "net.pt", weights_only=True)
@@ -199,8 +207,8 @@ def test_the_method_of_the_page_passes_the_test_of_the_page(own_biases: type, tm
         env={**os.environ, "PYTHONPATH": str(Path(registry.__file__).parents[1])},
     )  # fmt: skip
     assert f"{len(PROMISES)} passed" in done.stdout, done.stdout
-    assert fedfactor.list_methods("own*") == ["own_biases"]
-    assert fedfactor.create_method("own_biases", power=0.3) == own_biases(power=0.3)
+    assert library.list_methods("own*") == ["own_biases"]
+    assert library.create_method("own_biases", power=0.3) == own_biases(power=0.3)
 
 
 def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:

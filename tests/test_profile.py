@@ -14,7 +14,7 @@ from fedfactor.cli.main import app
 from fedfactor.engines import Pool
 from fedfactor.profile import NAMES, Track, current, recording, span, timed
 from fedfactor.runs.open import load
-from tests.conformance.tiny import run
+from tests.helpers.tiny import run
 
 
 def test_own_times_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

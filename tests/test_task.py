@@ -7,7 +7,7 @@ import torch
 
 from fedfactor.data.clients import FederatedData, Virtual
 from fedfactor.task import Task
-from tests.conformance.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data, run
 
 
 def test_divergence_from_a_teacher_by_hand() -> None:

@@ -24,7 +24,7 @@ from fedfactor.server.state import weights_sha256
 from fedfactor.testing import PROMISES, Promise
 from fedfactor.testing.federation import Recording, Tampering
 from fedfactor.testing.promises import combinations
-from tests.conformance.tiny import CODECS, FIELDS, METHODS, OPTIMIZERS, Tiny, data, run
+from tests.helpers.tiny import CODECS, FIELDS, METHODS, OPTIMIZERS, Tiny, data, run
 
 # Every promise of `fedfactor.testing` for every registered method.
 
@@ -46,7 +46,7 @@ def test_all_pairs_of_optimizers_and_codecs_are_among_the_combinations() -> None
 
 
 def test_another_process_with_other_thread_settings_has_the_same_bits() -> None:
-    code = "from tests.conformance.tiny import run; print(run('fedpara').summary['weights_sha256'])"
+    code = "from tests.helpers.tiny import run; print(run('fedpara').summary['weights_sha256'])"
     done = subprocess.run(
         [sys.executable, "-c", f"import torch; torch.set_num_threads(2); {code}"],
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.killing import ROUNDS, outcome
-from tests.conformance.tiny import METHODS, Tiny, data, run
+from tests.helpers.killing import ROUNDS, outcome
+from tests.helpers.tiny import METHODS, Tiny, data, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ SEVERAL = pytest.mark.parametrize("methods", [METHODS[start::3] for start in ran
 @SEVERAL
 def test_ended_at_every_commit_point_and_resumed(methods: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.killing", "exit", ",".join(methods), str(tmp_path)],
+        [sys.executable, "-m", "tests.helpers.killing", "exit", ",".join(methods), str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -35,7 +35,7 @@ def test_ended_at_every_commit_point_and_resumed(methods: list[str], tmp_path: P
 @SEVERAL
 def test_the_command_killed_at_random_moments_and_resumed(methods: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.killing", "command", ",".join(methods), str(tmp_path)],
+        [sys.executable, "-m", "tests.helpers.killing", "command", ",".join(methods), str(tmp_path)],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

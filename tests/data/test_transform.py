@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedfactor.data.transform import NORMS, Tokens, Transform, transform
-from tests.data import make
+from tests.helpers import made_data as make
 
 
 def rng(seed: int = 0) -> torch.Generator:

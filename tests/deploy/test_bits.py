@@ -11,7 +11,7 @@ import pytest
 
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.local import Deployment
-from tests.deploy.running import HASHES, events, finish, inline, listening, recipe
+from tests.helpers.deployment import HASHES, events, finish, inline, listening, recipe
 
 pytestmark = pytest.mark.deploy
 
@@ -73,7 +73,7 @@ class CountingProxy:
 
 def test_three_ways_to_count_bytes_agree(tmp_path: Path) -> None:
     # 1,015,350 weights: a little more than 4 MB in each direction and round.
-    one = recipe("fedavg", rounds=2, clients=1, model={"name": "tests.deploy.models:Wide"})
+    one = recipe("fedavg", rounds=2, clients=1, model={"name": "tests.helpers.networks:Wide"})
     with Deployment(tmp_path / "flower") as deployment:
         proxy, straight = CountingProxy(deployment.port), deployment.port
         try:

@@ -17,7 +17,7 @@ from fedfactor.engines.flower.certificates import server_certificates
 from fedfactor.engines.flower.programs import Supervised, environment, free_port
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.local import Deployment, committed
-from tests.deploy.running import (
+from tests.helpers.deployment import (
     HASHES,
     events,
     finish,
@@ -98,7 +98,7 @@ name = "digits"
 seed = 5
 data = { name = "digits", test_share = 0.5 }
 partition = { kind = "iid", clients = 2 }
-model = { name = "tests.conformance.tiny:Tiny" }
+model = { name = "tests.helpers.tiny:Tiny" }
 method = { name = "feddecomp" }
 train = { rounds = ROUNDS, cohort = 2, epochs = 2, batch_size = 32, lr = 0.05, quorum = 1.0 }
 evaluate = { every = ROUNDS, clients = "none" }

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from fedfactor.runs.flower.local import Deployment, run_local
-from tests.deploy.running import HASHES, WATCHED, inline, own_processes, recipe
-from tests.deploy.watched.sitecustomize import is_here
+from tests.helpers.deployment import HASHES, WATCHED, inline, own_processes, recipe
+from tests.helpers.watched.sitecustomize import is_here
 
 pytestmark = pytest.mark.deploy
 

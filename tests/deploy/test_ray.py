@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedfactor.runs.flower.local import run_local
-from tests.deploy.running import HASHES, inline, own_processes, recipe
+from tests.helpers.deployment import HASHES, inline, own_processes, recipe
 
 pytestmark = pytest.mark.ray
 

@@ -22,7 +22,7 @@ from fedfactor.methods import HeteroFL
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
-from tests.conformance.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data, run
 
 
 @pytest.mark.parametrize("method", list(entries("methods")))
@@ -179,7 +179,7 @@ def test_a_plain_script_without_a_main_guard_works(tmp_path: Path) -> None:
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     code = (
-        "import os, signal\nfrom fedfactor.engines import Pool\nfrom tests.conformance.tiny import run\n"
+        "import os, signal\nfrom fedfactor.engines import Pool\nfrom tests.helpers.tiny import run\n"
         "pool = Pool(2)\nrun(engine=pool, rounds=1)\n"
         "print(*[worker.process.pid for worker in pool._crew], flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )

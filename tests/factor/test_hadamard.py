@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -128,7 +128,8 @@ def test_never_more_parameters_than_the_dense_weight(
     try:
         size = Hadamard(gamma=1.0, reshape=reshape).parameters(shape)
     except Unfit:
-        return
+        assert min(out, inp) < 4  # only weights this narrow have no factors that are smaller
+        reject()
     assert Hadamard(gamma=gamma, reshape=reshape).parameters(shape) <= size <= shape.numel
 
 
@@ -141,7 +142,7 @@ def test_ratio_gives_the_largest_rank_within(out: int, inp: int, kernel: tuple[i
     except Unfit:
         with pytest.raises(Unfit):
             Hadamard(gamma=0.5).rank_of(shape)
-        return
+        reject()
     assert rank == 1 or Hadamard(rank=rank).parameters(shape) <= budget
     assert rank == min(out, inp) or Hadamard(rank=rank + 1).parameters(shape) > budget
 

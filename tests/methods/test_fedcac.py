@@ -14,7 +14,7 @@ from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.protocol.states import HeldTensors, pack
 from fedfactor.server.store import MemoryStore
-from tests.conformance.tiny import Recording, data, run
+from tests.helpers.tiny import Recording, data, run
 
 START = torch.ones(4)
 TRAINED = [torch.tensor(values) for values in ([1.5, 0.9, 1.0, 1.2], [1.4, 1.0, 0.8, 1.3], [1.0, 0.4, 1.6, 1.0])]

@@ -20,7 +20,7 @@ from fedfactor.nn import factor_weights, factorize
 from fedfactor.protocol.message import decode
 from fedfactor.runs.recipe import RecipeError, resolve
 from fedfactor.server.result import Result
-from tests.conformance.tiny import Recording, Tiny, run
+from tests.helpers.tiny import Recording, Tiny, run
 
 LAYERS = {"conv1", "conv2", "hidden", "fc"}
 

@@ -14,8 +14,8 @@ from fedfactor.nn import factor_weights
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
-from tests.conformance.tiny import decaying, run
-from tests.methods.test_heterofl import Text, skewed
+from tests.helpers.networks import Text
+from tests.helpers.tiny import decaying, run, skewed
 
 
 def reply(capacity: float, **tensors: torch.Tensor) -> Reply:

@@ -9,7 +9,7 @@ from fedfactor.factor import Hadamard, jacobian_correction
 from fedfactor.methods import FedPara, PFedPara
 from fedfactor.nn import composed_once, factor_weights
 from fedfactor.protocol.message import decode
-from tests.conformance.tiny import Recording, run
+from tests.helpers.tiny import Recording, run
 
 
 def test_pfedpara_sends_first_factors_biases_and_norms_never_a_composed_weight() -> None:

@@ -15,7 +15,7 @@ from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedRoD
 from fedfactor.methods.fedrod import TwoHeads, balanced
 from fedfactor.protocol.message import decode
-from tests.conformance.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data, run
 
 
 def test_both_losses_by_hand() -> None:

@@ -14,8 +14,8 @@ from fedfactor.methods.nested import Nested
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Reply, holders_mean, pull
 from fedfactor.server.state import weights_sha256
-from tests.conformance.tiny import run, task
-from tests.methods.test_heterofl import Text
+from tests.helpers.networks import Text
+from tests.helpers.tiny import run, task
 
 
 def seen(tensors: dict[str, torch.Tensor], width: str) -> int:

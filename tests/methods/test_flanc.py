@@ -14,8 +14,8 @@ from fedfactor.methods import FLANC, Participant
 from fedfactor.nn import factor_weights, factorize
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Reply, pull
-from tests.conformance.tiny import Tiny, data, run, task
-from tests.methods.test_heterofl import Text
+from tests.helpers.networks import Text
+from tests.helpers.tiny import Tiny, data, run, task
 
 WIDTHS = (1.0, 0.75, 0.5, 0.25)
 # Both convolutions of a block share the first one's R1 (the authors' ResNet).

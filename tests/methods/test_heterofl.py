@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedfactor.data.clients import FederatedData
 from fedfactor.methods import HeteroFL, Participant
 from fedfactor.nn.norms import scaled_norm_inputs
 from fedfactor.protocol.plan import Reply, holders_mean, pull
 from fedfactor.task import Task, masked_logits
-from tests.conformance.tiny import Tiny, data, run
+from tests.helpers.networks import Text
+from tests.helpers.tiny import Tiny, data, run, skewed
 
 
 def test_a_narrow_client_trains_the_leading_channels_only() -> None:
@@ -58,13 +58,6 @@ def test_scaler_multiplies_what_enters_a_norm_and_leaves_no_hook() -> None:
     assert not norm[0]._forward_pre_hooks
 
 
-def skewed() -> FederatedData:
-    """Six clients with the digits of two classes each."""
-    labels = data().train[1]
-    parts = [torch.isin(labels, torch.tensor([c, c + 4])).nonzero().flatten()[:30] for c in range(6)]
-    return FederatedData(data().train, parts, data().central)
-
-
 @pytest.mark.parametrize(
     "option", [{"scaler": False}, {"masked_loss": True}, {"scaler": False, "static_norm": False}], ids=str
 )
@@ -95,17 +88,6 @@ def test_masked_cross_entropy_by_hand() -> None:
     """Logits (1, 2, 3), class 1 absent: its logit is 0, not minus infinity, so it still takes e^0 of the sum."""
     loss = Task(Tiny, data()).loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2]), only=torch.tensor([0, 2]))
     assert float(loss) == pytest.approx(math.log(math.e + 1 + math.e**3) - 3)
-
-
-class Text(nn.Module):
-    """An LSTM over the rows of a digit."""
-
-    def __init__(self, width: float = 1.0) -> None:
-        super().__init__()
-        self.lstm, self.fc = nn.LSTM(8, int(8 * width), batch_first=True), nn.Linear(int(8 * width), 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.lstm(x.squeeze(1))[0][:, -1])
 
 
 def test_gates_are_sliced_within_each_gate() -> None:

@@ -15,7 +15,7 @@ from fedfactor.engines import Done
 from fedfactor.methods import Diagnostics, Method, ObservedRound, Traits
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import Message, decode, encode
-from tests.conformance.tiny import Tampering, run
+from tests.helpers.tiny import Tampering, run
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.server.result import Result
-from tests.conformance.tiny import Recording, Tiny, run
+from tests.helpers.tiny import Recording, Tiny, run
 
 
 def kept(result: Result, client: int) -> dict[str, Tensor]:

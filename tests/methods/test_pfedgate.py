@@ -11,7 +11,7 @@ from fedfactor.methods import PFedGate
 from fedfactor.methods.gated import Cut, Gated, SwitchNorm, chosen, cut
 from fedfactor.protocol.message import decode
 from fedfactor.task import Task
-from tests.conformance.tiny import Recording, Tiny, run
+from tests.helpers.tiny import Recording, Tiny, run
 
 
 class Ten(nn.Module):

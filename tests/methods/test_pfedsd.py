@@ -13,7 +13,7 @@ from fedfactor.methods import PFedSD
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import decode
 from fedfactor.task import Task
-from tests.conformance.tiny import Recording, data, run
+from tests.helpers.tiny import Recording, data, run
 
 TASK = Task(nn.Identity(), data())
 

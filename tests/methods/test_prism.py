@@ -17,8 +17,8 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.rng import torch_rng
 from fedfactor.runs.tasks import model_factory
-from tests.conformance.tiny import Tiny, decaying, run
-from tests.methods.test_heterofl import Text
+from tests.helpers.networks import Text
+from tests.helpers.tiny import Tiny, decaying, run
 
 
 def resnet(width: float) -> nn.Module:

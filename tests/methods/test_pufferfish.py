@@ -19,8 +19,8 @@ from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, holders_mean, whole_plan
 from fedfactor.server.state import weights_sha256
 from fedfactor.tables.counting import network, parameters
-from tests.conformance.tiny import CODECS, OPTIMIZERS, refusal, run
-from tests.methods.test_widths import Measured
+from tests.helpers.measured import Measured
+from tests.helpers.tiny import CODECS, OPTIMIZERS, refusal, run
 
 
 @pytest.mark.parametrize(("first", "ratio"), [(5, 0.332), (8, 0.441)])

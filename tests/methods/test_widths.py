@@ -27,8 +27,9 @@ from fedfactor.protocol.plan import Reply, holders_mean, pull
 from fedfactor.server.state import weights_sha256
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
-from tests.conformance.tiny import Tiny, run
-from tests.methods.test_heterofl import Text
+from tests.helpers.measured import Measured
+from tests.helpers.networks import Text
+from tests.helpers.tiny import Tiny, run
 
 
 def methods(width: float) -> list[Method]:
@@ -54,32 +55,6 @@ def test_p_width_networks_have_the_parameters_of_flancs_table(name: str, counts:
     for width, count in zip((0.25, 0.5, 0.75, 1.0), counts, strict=True):
         for method in methods(width):
             assert parameters(method.network(lambda w: network(name, width=w), width)) == count, method
-
-
-class Measured:
-    """What one step of training really keeps: bytes that autograd saves, products that are made."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.trace, self.elsewhere = cost._Trace(model), cost._Seen()
-        self.trace._running.append(self.elsewhere)  # FjORD's narrower networks are no modules of the widest
-
-    def __enter__(self) -> Measured:
-        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept)
-        self.hooks.__enter__()
-        self.trace.__enter__()
-        return self
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.trace.save(tensor)
-        return tensor
-
-    def __exit__(self, *error: object) -> None:
-        self.trace.__exit__(*error)
-        self.hooks.__exit__(*error)
-
-    @property
-    def macs(self) -> int:
-        return self.elsewhere.macs + sum(seen.macs for seen in self.trace.modules.values())
 
 
 @pytest.mark.parametrize("capacity", [1.0, 0.5])

@@ -260,7 +260,7 @@ def test_fedadam_leaves_alone_what_nobody_held() -> None:
 
 
 def test_fedadam_averages_batch_statistics_instead_of_stepping_them() -> None:
-    from tests.conformance.tiny import run as tiny
+    from tests.helpers.tiny import run as tiny
 
     adam, plain = tiny(optimizer="fedadam", rounds=1), tiny(rounds=1)
     for name in ("bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedfactor.report import report
-from tests.report.chromium import Chromium
-from tests.report.make import comparison
+from tests.helpers.chromium import Chromium
+from tests.helpers.made_runs import comparison
 
 pytestmark = pytest.mark.browser
 

@@ -11,7 +11,7 @@ from scipy import stats
 from fedfactor.report.groups import group, mean, t_quantile
 from fedfactor.report.read import find, read
 from fedfactor.runs.directory import RunError
-from tests.report.make import make_run
+from tests.helpers.made_runs import make_run
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 10, 29, 30, 99])

@@ -43,8 +43,8 @@ from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
-from tests.report.make import comparison, make_run
-from tests.test_cli import fedfactor
+from tests.helpers.command import fedfactor
+from tests.helpers.made_runs import comparison, make_run
 
 
 def pieces(found: list[Section]) -> list[Piece]:
@@ -146,10 +146,10 @@ def test_clients_against_a_reference_are_compared_seed_by_seed(tmp_path: Path) -
 
 
 def load_gain(mine: Path, theirs: Path) -> str:
-    from fedfactor.server.events import compare
+    from fedfactor.server.events import client_gains
 
     events = [[json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()] for one in (mine, theirs)]
-    return f"{100 * compare(events[0], events[1])['mean_gain']:+.2f}"
+    return f"{100 * client_gains(events[0], events[1])['mean_gain']:+.2f}"
 
 
 def test_bands_are_means_with_their_interval() -> None:
@@ -335,12 +335,12 @@ def test_pictures_of_an_audit_are_shown(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     done = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html"))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "1 run of 1 setting" in done.stdout and (tmp_path / "r.html").stat().st_size > 1_000_000
     wrong = fedfactor("report", str(tmp_path / "b"), "-o", str(tmp_path / "r.html"))
-    assert wrong.returncode == 2 and "is no run directory and holds none" in wrong.stderr
+    assert wrong.exit_code == 2 and "is no run directory and holds none" in wrong.stderr
     wrong = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.pdf"))
-    assert wrong.returncode == 2 and "ends in .html" in wrong.stderr
+    assert wrong.exit_code == 2 and "ends in .html" in wrong.stderr
 
 
 def test_without_plotly_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

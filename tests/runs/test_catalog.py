@@ -7,14 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from fedfactor.cli import app
 from fedfactor.runs import catalog
-
-
-def fedfactor(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "1000"})
+from tests.helpers.command import fedfactor
 
 
 @pytest.fixture(autouse=True)
@@ -67,15 +62,15 @@ def test_a_copy_is_written_once(tmp_path: Path) -> None:
     assert fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exit_code == 0
     assert (tmp_path / "mine.toml").read_text() == catalog.packaged("demo").read_text()
     (tmp_path / "mine.toml").write_text("name = 'edited'")
-    assert "mine.toml already exists" in str(fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exception)
+    assert "mine.toml already exists" in fedfactor("recipes", "copy", "demo", "-o", "mine.toml").stderr
     assert (tmp_path / "mine.toml").read_text() == "name = 'edited'"
-    assert "there is no folder nowhere" in str(fedfactor("recipes", "copy", "demo", "-o", "nowhere/a.toml").exception)
-    assert "no packaged recipe is called 'demos'" in str(fedfactor("recipes", "copy", "demos").exception)
+    assert "the folder nowhere does not exist" in fedfactor("recipes", "copy", "demo", "-o", "nowhere/a.toml").stderr
+    assert "no packaged recipe is called 'demos'" in fedfactor("recipes", "copy", "demos").stderr
 
 
 def test_commands_take_names(tmp_path: Path) -> None:
     words = ["run", "demo", "--only", "fedpara", "--set", "train.rounds=1", "--set", "train.epochs=1", "--quiet"]
     done = fedfactor(*words, "--set", "partition.clients=5")
-    assert done.exit_code == 0, done.exception
+    assert done.exit_code == 0, done.stderr
     assert (tmp_path / "runs" / "demo" / "fedpara" / "summary.json").exists()
     assert "20 clients" in fedfactor("data", "show", "demo").stdout

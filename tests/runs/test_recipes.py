@@ -11,7 +11,7 @@ import pytest
 
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.execute import run
-from tests.data import make
+from tests.helpers import made_data as make
 
 RECIPES = Path(__file__).parents[2] / "src" / "fedfactor" / "recipes"
 NAMES = [str(path.relative_to(RECIPES)) for path in sorted(RECIPES.rglob("*.toml"))]

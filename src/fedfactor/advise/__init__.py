@@ -1,17 +1,17 @@
-"""Which methods fit which devices, at what rank or width, and what they cost there: `fedfactor plan`.
+"""`fedfactor plan`: which methods fit which devices, at what rank or width, and what they cost there.
 
-Nothing is estimated by a formula a method. The network that a client would train is built through the method's own
-hooks (without numbers), its operations and what training keeps are counted, and the bytes are the length of messages
-that are really encoded. Whether a model will be accurate is not asked here: `fedfactor compare` finds out.
+There are no formulas per method. The method's own hooks build the network that a client would train, without values.
+Its operations and its training memory are counted, and bytes are the length of encoded messages. Accuracy is not
+predicted: use `fedfactor compare` to measure it.
 """
 
+from fedfactor.advise.describe import as_dict, render, sentence, to_recipe
 from fedfactor.advise.devices import Device, PlanError, link
-from fedfactor.advise.fitting import Fit, Plan, Row, plan
+from fedfactor.advise.fitting import Advice, Fit, Row, advise
 from fedfactor.advise.gauge import Gauge, Size
 from fedfactor.advise.request import Request, request_of
-from fedfactor.advise.telling import as_dict, render, sentence, to_recipe
 
 __all__ = [
-    "Device", "Fit", "Gauge", "Plan", "PlanError", "Request", "Row", "Size", "as_dict", "link", "plan", "render",
+    "Advice", "Device", "Fit", "Gauge", "PlanError", "Request", "Row", "Size", "advise", "as_dict", "link", "render",
     "request_of", "sentence", "to_recipe",
 ]  # fmt: skip

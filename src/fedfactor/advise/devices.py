@@ -1,4 +1,4 @@
-"""What devices can take, as the command line says it: `phone: 2 MB up, 60 MMAC, 40 MB`."""
+"""Devices and their limits, as given on the command line: `phone: 2 MB up, 60 MMAC, 40 MB`."""
 
 from __future__ import annotations
 
@@ -14,53 +14,55 @@ TIMES = {"s": 1.0, "min": 60.0}
 
 
 class PlanError(ValueError):
-    """A plan that cannot be made as asked."""
+    """A request that cannot be answered; the message says why."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a kind of device can take in a round; `None` is no limit."""
+    """A kind of device with its limits per round; `None` means no limit."""
 
     name: str
     up: float | None = None
-    """Bytes."""
+    """Bytes of the upload."""
     down: float | None = None
+    """Bytes of the download."""
     memory: float | None = None
-    """Bytes: weights, gradients, momentum, and what a batch leaves for the backward pass."""
+    """Bytes of weights, gradients, momentum and the activations of a batch."""
     macs: float | None = None
-    """Multiply-accumulates of an example's forward pass."""
+    """Multiply-accumulates of the forward pass of one example."""
     seconds: float | None = None
     joules: float | None = None
     speed: float | None = None
-    """Multiply-accumulates a second."""
+    """Multiply-accumulates per second."""
     mbps: float | None = None
+    """Speed of the link."""
     share: float | None = None
-    """Share of the clients that are such devices."""
+    """Share of the clients with this kind of device."""
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Read `phone: 2 MB up, 60 MMAC, 40 MB`."""
+        """Parse a device such as `phone: 2 MB up, 60 MMAC, 40 MB`."""
         name, colon, rest = text.partition(":")
         if not colon or not name.strip() or not rest.strip():
-            raise PlanError(f"a device is a name and its limits, such as {EXAMPLE!r}, got {text!r}")
+            raise PlanError(f"a device must be a name and its limits, such as {EXAMPLE!r}, got {text!r}")
         given: dict[str, float] = {}
         for words in rest.split(","):
             key, value = _limit(words.strip(), text)
             if key in given:
-                raise PlanError(f"device {text!r} says twice what its {key} is")
+                raise PlanError(f"device {text!r} gives its {key} twice")
             given[key] = value
         return cls(name.strip(), **given)
 
 
 EXAMPLE = "phone: 2 MB up, 60 MMAC, 40 MB"
 GRAMMAR = (
-    "bytes (2 MB up, 4 MB down, 40 MB memory), operations (60 MMAC an example's forward pass, 5 GMAC/s), time (30 s), "
+    "bytes (2 MB up, 4 MB down, 40 MB memory), operations per example (60 MMAC), speed (5 GMAC/s), time (30 s), "
     "energy (5 J), link (2 Mbps) or share of the clients (20 %)"
 )
 
 
 def _limit(words: str, device: str) -> tuple[str, float]:
-    """Read one limit: which it is, and its value in bytes, operations, seconds, joules, Mbps or as a share."""
+    """Parse one limit; return its name and its value in bytes, operations, seconds, joules, Mbps or as a share."""
     found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([A-Za-z%]+(?:/s)?)(?:\s+(up|down|memory))?", words)
     if found:
         value, unit, word = float(found[1]), found[2], found[3]
@@ -76,14 +78,14 @@ def _limit(words: str, device: str) -> tuple[str, float]:
         }
         if unit in table and not word:
             return table[unit][0], value * table[unit][1]
-    raise PlanError(f"device {device!r}: {words!r} is no limit; legal are {GRAMMAR}")
+    raise PlanError(f"device {device!r}: {words!r} is not a limit; give {GRAMMAR}")
 
 
 def link(text: str) -> float:
-    """Read the speed of a link, such as 2Mbps, in Mbps."""
+    """Parse the speed of a link, such as 2Mbps; return it in Mbps."""
     key, value = _limit(text.strip(), f"--link {text}")
     if key != "mbps" or not value:
-        raise PlanError(f"a link has a speed such as 2Mbps, got {text!r}")
+        raise PlanError(f"the speed of a link must be given as in 2Mbps, got {text!r}")
     return value
 
 
@@ -91,15 +93,15 @@ WORDS = {
     "up": "up",
     "down": "down",
     "memory": "of memory",
-    "macs": "an example",
-    "seconds": "a round",
-    "joules": "a round",
+    "macs": "per example",
+    "seconds": "per round",
+    "joules": "per round",
 }
-"""What a device may limit, and how a sentence names it."""
+"""What a device may limit, and the words that follow the quantity in a sentence."""
 
 
 def quantity(key: str, value: float) -> str:
-    """Write a quantity with its unit."""
+    """Format a quantity with its unit."""
     if key in ("up", "down", "memory"):
         return f"{plain(value / 1e6)} MB" if value >= 1e6 else f"{plain(value / 1e3)} kB"
     if key == "macs":
@@ -108,7 +110,7 @@ def quantity(key: str, value: float) -> str:
 
 
 def amount(count: int) -> str:
-    """Write a count in thousands or millions."""
+    """Format a count in thousands or millions."""
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{plain(count / size)} {unit}"

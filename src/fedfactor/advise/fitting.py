@@ -1,4 +1,4 @@
-"""The largest networks of every method that fit every device."""
+"""Find the largest networks of each method that fit all devices."""
 
 from __future__ import annotations
 
@@ -16,83 +16,83 @@ from fedfactor.protocol.method import Method, has_global_model
 from fedfactor.registry import create, entries
 
 TRAINING = 3
-"""Operations of a training step as a multiple of its forward pass: the backward pass has two products for each."""
+"""Operations of a training step per operation of its forward pass: the backward pass has two products for each."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method on a device."""
+    """The network of one method on one device, and its costs."""
 
     method: str
     device: str
     capacity: float
     settings: dict[str, Any]
-    """Those that are not the method's defaults."""
+    """The method's fields that are not at their defaults."""
     size: Size
     seconds: float | None
-    """Of a round, as far as they are known: on the link, and computing."""
+    """Time of a round, as far as it is known: transfers and computation."""
     joules: float | None
     bytes_ratio: float
-    """Bytes of dense FedAvg over these."""
+    """Bytes of dense FedAvg divided by the bytes of this network."""
     macs_ratio: float
     """Operations as a share of dense FedAvg's."""
     stopped_by: tuple[str, ...]
-    """Limits that the next larger size would break; empty where there is none."""
+    """Limits that the next larger size would exceed; empty if this is the largest."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as plain data."""
+        """Return the row as plain data."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A method that fits every device."""
+    """A method that fits all devices."""
 
     method: Method
     rows: tuple[Row, ...]
-    """One a device, in their order."""
+    """One row per device, in the order of the request."""
     personal: bool
-    """Whether there is no model without a client's part."""
+    """Whether the model needs a part that a client keeps."""
     share: float
-    """Of dense FedAvg's operations, over all clients; at most 1 each."""
+    """Mean over clients of their operations as a share of dense FedAvg's, at most 1 per client."""
 
 
 @dataclass
-class Plan:
-    """The answer: what fits, what does not and why, and the choice."""
+class Advice:
+    """The answer to a request: what fits, what does not fit and why, and the choice."""
 
     request: Request
     gauge: Gauge
     dense: Size
-    """Of FedAvg with the full model."""
+    """Size of FedAvg with the full model."""
     fits: list[Fit] = field(default_factory=list)
-    """Those that fit every device; the choice first."""
+    """The methods that fit all devices, the best first."""
     misfits: dict[str, str] = field(default_factory=dict)
-    """Why the other methods do not."""
+    """Why the other methods do not fit, by name."""
 
     @property
     def choice(self) -> Fit | None:
-        """The method to take, of the kind that was asked for."""
+        """The best method of the kind that was asked for."""
         return next((fit for fit in self.fits if fit.personal == self.request.personal), None)
 
 
-def plan(request: Request) -> Plan:
-    """Find the largest network of every method that fits every device."""
+def advise(request: Request) -> Advice:
+    """Find the largest networks of each method that fit all devices."""
     gauge, known = Gauge(request), entries("methods")
     wanted = request.methods or tuple(known)
     for name in wanted:
-        create("methods", name)  # says what there is
+        create("methods", name)  # an unknown name raises an error with the known ones
     fedavg = gauge.ready(create("methods", "fedavg"), [1.0])
     try:
         dense = gauge.size(fedavg, 1.0)
     except Exception as error:
         shape = " x ".join(map(str, request.shape))
-        raise PlanError(f"the model cannot take inputs of {shape}: {error}") from error
-    found = Plan(request, gauge, dense)
+        raise PlanError(f"the model cannot take inputs of shape {shape}: {error}") from error
+    found = Advice(request, gauge, dense)
     for name in wanted:
         try:
             fit = _fit(name, request, gauge, dense)
-        except ValueError as error:  # the method's own word on why it makes no sense here
+        except ValueError as error:  # the method says why it makes no sense here
             found.misfits[name] = str(error)
             continue
         if isinstance(fit, Fit):
@@ -104,16 +104,16 @@ def plan(request: Request) -> Plan:
 
 
 def _merit(fit: Fit, request: Request) -> tuple[Any, ...]:
-    """Order what fits: the kind that is wanted, most of the dense model's operations, then the fewest bytes.
+    """Return the sort key of a fit: the wanted kind, then the most operations, then the fewest bytes.
 
-    Devices that can afford it should compute the full model; where everybody can, plain FedAvg is enough.
+    Devices that can compute the full model should do so. Where all devices can, plain FedAvg comes first.
     """
     sent = sum(share * (row.size.up + row.size.down) for share, row in zip(request.shares, fit.rows, strict=True))
     return fit.personal == request.personal, round(fit.share, 3), fit.method.name == "fedavg", -sent
 
 
 def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
-    """Return a method's largest networks that fit, or why there are none."""
+    """Return the largest networks of a method that fit, or the reason why none fits."""
     method: Method = create("methods", name)
     broken: tuple[str, ...] = ()
     last = ""
@@ -134,7 +134,7 @@ def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
 
 
 def _settings(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the settings of a method to try, the largest networks first; fields say which of theirs (`tries`)."""
+    """Yield the settings of a method to try, the largest networks first: the `tries` in its fields' metadata."""
     fields = dataclasses.fields(entries("methods")[name].cls)
     tried = {f.name: f.metadata["tries"] for f in fields if "tries" in f.metadata}
     for values in itertools.product(*tried.values()):
@@ -144,17 +144,18 @@ def _settings(name: str) -> Iterator[dict[str, Any]]:
 def _sizes(
     method: Method, request: Request, gauge: Gauge
 ) -> tuple[list[tuple[float, Size]], list[tuple[str, ...]], str]:
-    """Step every device down until all fit; networks of one capacity may depend on which others there are.
+    """Lower the capacities of the devices until all fit.
 
-    Returns capacity and size by device (nothing: it does not fit), the limits that stopped the next larger one, and
-    a sentence on what does not fit.
+    All devices step down together, since the network of one capacity may depend on the other capacities. Returns
+    capacity and size per device (empty if the method does not fit), the limits that the next larger size exceeds per
+    device, and a sentence about what does not fit.
     """
     ladder = sorted(request.capacities, reverse=True) if method.traits.adapts else [1.0]
     steps = [0] * len(request.devices)
     stopped: list[tuple[str, ...]] = [() for _ in request.devices]
     refused: ValueError | None = None
     while True:
-        if max(steps) >= len(ladder):  # none of the sizes that are left can be built
+        if max(steps) >= len(ladder):  # no remaining size can be built
             assert refused is not None
             raise refused
         levels = [ladder[step] for step in steps]
@@ -162,7 +163,7 @@ def _sizes(
             ready = gauge.ready(method, sorted(set(levels), reverse=True))
             sizes = [gauge.size(ready, level) for level in levels]
         except ValueError as error:
-            # A method may have no network of a size: all its layers would be larger as factors.
+            # A method may have no network of this size, if factors would make every layer larger.
             refused = refused or error
             place = ladder.index(max(levels, key=lambda level: (level < 1.0, level)))
             del ladder[place]
@@ -183,7 +184,7 @@ def _sizes(
 
 
 def _over(device: Device, size: Size, request: Request) -> dict[str, float]:
-    """Return the limits of a device that a network breaks, and what it needs."""
+    """Return the limits of a device that a network exceeds, with what it needs."""
     found = needs_of(device, size, request)
     limits = {key: getattr(device, key) for key in WORDS}
     return {
@@ -194,7 +195,7 @@ def _over(device: Device, size: Size, request: Request) -> dict[str, float]:
 
 
 def needs_of(device: Device, size: Size, request: Request) -> dict[str, float | None]:
-    """Return what a network needs of a device in a round; `None` is not known."""
+    """Return what a network needs of a device in a round; `None` means unknown."""
     work = TRAINING * size.macs * request.examples * request.resolved.training.epochs
     mbps = device.mbps or request.mbps
     seconds = cost.link_seconds(size.down + size.up, mbps, transfers=1) if mbps else None

@@ -1,4 +1,4 @@
-"""What a client's network is and what it sends: built through the method's own hooks, counted and encoded."""
+"""Measure the network that a client would train, and its messages, through the method's own hooks."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from fedfactor.task import Task, like
 
 @dataclass(frozen=True)
 class Size:
-    """What a client's network is and what it sends; the same on every device."""
+    """Size and cost of a client's network and its messages; the same on every device."""
 
     parameters: int
     macs: float
-    """Of an example's forward pass in training, composing included."""
+    """Multiply-accumulates of one example's forward pass in training, composing included."""
     activations: int
-    """Bytes that the forward pass of a batch leaves for the backward pass."""
+    """Bytes that the forward pass of a batch keeps for the backward pass."""
     memory: int
-    """Those, weights, gradients, momentum and buffers."""
+    """Bytes of activations, weights, gradients, momentum and buffers."""
     down: int
-    """Bytes of a round's message to the client."""
+    """Bytes of the download per round."""
     up: int
-    """Bytes of its reply."""
+    """Bytes of the upload per round."""
 
 
 class Gauge:
-    """Measures the networks that clients of a method would train, each once."""
+    """Measures the networks that clients would train, each network once."""
 
     def __init__(self, request: Request) -> None:
         known = request.resolved
@@ -54,22 +54,25 @@ class Gauge:
         self._costs: dict[tuple[str, float], tuple[nn.Module, cost.Cost]] = {}
 
     def build(self, width: float = 1.0) -> nn.Module:
-        """Build the model without numbers."""
+        """Build the model on the meta device, without values."""
         try:
             with torch.device("meta"):
                 return self.task.build(width)
-        except (NotImplementedError, RuntimeError):  # a model that computes with its first values
+        except (NotImplementedError, RuntimeError):  # the model computes with its initial values
             return self.task.build(width).to("meta")
 
     def ready(self, method: Method, levels: Sequence[float]) -> Method:
-        """Return a method as it is for these capacities and inputs, in its first round; it may refuse."""
+        """Return the method bound to the task and these capacities, in its first form.
+
+        Raises ValueError if the method refuses them.
+        """
         reason = method.refuses(self.optimizer, self.codec, self.training)
         if reason:
             raise ValueError(reason)
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:
-        """Measure the network of a capacity, and its messages."""
+        """Measure the network for a capacity, and its messages."""
         key = repr(method), capacity
         if key not in self._sizes:
             network, counted = self.measured(method, capacity)
@@ -85,7 +88,7 @@ class Gauge:
         return self._sizes[key]
 
     def measured(self, method: Method, capacity: float) -> tuple[nn.Module, cost.Cost]:
-        """Return the network of a capacity, and what a training batch costs it."""
+        """Return the network for a capacity, and the cost of a training batch."""
         key = repr(method), capacity
         if key not in self._costs:
             network = method.network(self.build, capacity).to(self.training.torch_dtype).train()
@@ -93,7 +96,7 @@ class Gauge:
         return self._costs[key]
 
     def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:
-        """Encode a job and its reply as a round does, of zeros, and return their lengths."""
+        """Return the lengths of a download and an upload, encoded as in a round but with zeros."""
         shapes, shared = tensors_of(network), shared_names(method, network)
         tensors: Tensors = {name: torch.zeros(shapes[name].shape, dtype=shapes[name].dtype) for name in shared}
         trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}

@@ -1,4 +1,4 @@
-"""What is asked: a model, its input, the devices, and what a round is."""
+"""What the user asks for: a model, its input, the devices and the training settings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedfactor.advise.devices import EXAMPLE, Device, PlanError
 from fedfactor.runs import recipe
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
-"""Shares of the full model to try, where a method has networks of several sizes."""
+"""Shares of the full model to try for methods with networks of several sizes."""
 CLIENTS, COHORT, EXAMPLES = 100, 0.1, 500
-"""What a recipe that is written gets, and how much a client has to train on, where nobody says otherwise."""
+"""Defaults: clients and cohort of a written recipe, and training examples per client."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: a model, its input, the devices, and what a round is."""
+    """What the user asks for: a model, its input, the devices and the training settings."""
 
     tables: recipe.Table
-    """A recipe; its data and method are not looked at."""
+    """Tables of a recipe; its data and its method are not used."""
     devices: tuple[Device, ...]
     shape: tuple[int, ...]
     tokens: int = 0
-    """Number of legal ids, where inputs are token ids."""
+    """Size of the vocabulary if inputs are token ids, otherwise 0."""
     classes: int = 10
     mbps: float | None = None
     examples: int = EXAMPLES
@@ -35,43 +35,43 @@ class Request:
     joules_per_gmac: float | None = None
     capacities: tuple[float, ...] = CAPACITIES
     personal: bool = False
-    """Whether a model of each client's own is wanted."""
+    """Whether to choose among methods with personal models."""
     methods: tuple[str, ...] = ()
-    """Empty: all."""
+    """Methods to consider; empty means all."""
     data: str | None = None
-    """Name of the data set, for a recipe."""
+    """Name of the data set of a written recipe."""
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise PlanError(f"there is no device to plan for; give one, such as {EXAMPLE!r}")
+            raise PlanError(f"give at least one device, such as {EXAMPLE!r}")
         known = [device.name for device in self.devices]
         if len(set(known)) != len(known):
-            raise PlanError(f"devices need names of their own, got {', '.join(known)}")
-        _ = self.shares  # says what is wrong with them
+            raise PlanError(f"devices need different names, got {', '.join(known)}")
+        _ = self.shares  # raises an error if they do not add up
         if not self.shape or min(self.shape) < 1:
-            raise PlanError(f"an input has a shape such as 3x32x32, got {self.shape}")
+            raise PlanError(f"the shape of an input must look like 3x32x32, got {self.shape}")
         if not self.capacities or not all(0 < level <= 1 for level in self.capacities):
-            raise PlanError(f"capacities lie in (0, 1], got {list(self.capacities)}")
+            raise PlanError(f"capacities must lie in (0, 1], got {list(self.capacities)}")
         for device in self.devices:
             if device.seconds is not None and (device.mbps or self.mbps) is None:
-                raise PlanError(f"{device.name} limits the seconds of a round, which need a link: --link 2Mbps")
+                raise PlanError(f"{device.name} limits the seconds per round; give the speed of the link: --link 2Mbps")
             if device.joules is not None and (self.joules_per_mb is None or self.joules_per_gmac is None):
-                raise PlanError(f"{device.name} limits energy: say what a MB and a GMAC cost (--joules-per-mb, ...)")
+                raise PlanError(f"{device.name} limits energy; give --joules-per-mb and --joules-per-gmac")
 
     @cached_property
     def resolved(self) -> recipe.Recipe:
-        """Settings of the training, of the codec and of the model, checked."""
+        """The checked settings of training, codec and model."""
         return recipe.resolve(self.tables, "plan")
 
     @property
     def shares(self) -> list[float]:
-        """Share of the clients by device; what is not given is divided evenly."""
+        """Share of the clients per device. Devices without a share divide the rest evenly."""
         given = [device.share for device in self.devices]
         rest, open_ = 1.0 - sum(share or 0.0 for share in given), given.count(None)
         if rest < -1e-9 or (not open_ and abs(rest) > 1e-9):
-            raise PlanError(f"the devices' shares of the clients add up to {100 * (1 - rest):g} %, not 100 %")
+            raise PlanError(f"the shares of the devices add up to {100 * (1 - rest):g} %, not 100 %")
         if open_ and rest < 1e-9:
-            raise PlanError("the devices' shares leave no clients for those without a share")
+            raise PlanError("the shares of the devices leave no clients for the devices without a share")
         return [rest / open_ if share is None else share for share in given]
 
 
@@ -79,7 +79,7 @@ KNOWN_DATA = {
     ("1x8x8", 10): "digits", ("1x28x28", 10): "mnist", ("1x28x28", 62): "femnist", ("3x32x32", 10): "cifar10",
     ("3x32x32", 100): "cifar100",
 }  # fmt: skip
-"""Data sets of inputs and classes like these."""
+"""Data sets by the shape of their inputs and their number of classes."""
 
 
 def request_of(
@@ -94,17 +94,17 @@ def request_of(
     settings: Sequence[str] = (),
     **options: Any,
 ) -> Request:
-    """Make a request of what the command line says; what a registered model knows of itself need not be said."""
+    """Make a request from options of the command line. A registered model knows its own input shape."""
     known = models.info(model) if ":" not in model else None
     if shape is None and (known is None or known.input_shape is None):
-        raise PlanError("say what an input looks like: --input 3x32x32, or --input 64 --tokens 10000 for texts")
+        raise PlanError("give the shape of an input: --input 3x32x32, or --input 64 --tokens 10000 for texts")
     sizes = _sides(shape) if shape is not None else tuple(known.input_shape or ()) if known else ()
     if known is not None and not known.input_dtype.is_floating_point:
         tokens = tokens or known.tokens
     wanted = data or KNOWN_DATA.get(("x".join(map(str, sizes)), classes or 10))
     tables: recipe.Table = {
         "name": "plan",
-        "data": {"name": wanted or "digits"},  # where nobody knows, any: a plan does not look at it
+        "data": {"name": wanted or "digits"},  # required in a recipe, but not used here
         "partition": {"kind": "iid", "clients": CLIENTS},
         "model": {"name": model},
         "train": {"cohort": COHORT} | ({} if rounds is None else {"rounds": rounds}),
@@ -116,5 +116,5 @@ def request_of(
 
 def _sides(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
-        raise PlanError(f"an input has a shape such as 3x32x32, got {text!r}")
+        raise PlanError(f"the shape of an input must look like 3x32x32, got {text!r}")
     return tuple(int(side) for side in text.split("x"))

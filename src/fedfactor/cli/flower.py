@@ -1,54 +1,171 @@
-"""`fedfactor flower ...`: the same recipes on Flower."""
+"""`fedfactor flower ...`: run recipes on Flower, across machines or on its simulation engine."""
 
 from __future__ import annotations
 
-import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.table import Table
 
-from fedfactor.cli.flower_hosts import join, status, up
+from fedfactor.cli.common import DataDir, RecipeFile, Settings, console, read_recipe, resolved_cells, tell
 
 app = typer.Typer(help="Run recipes on Flower: across machines, or on its simulation engine.", no_args_is_help=True)
-app.command()(up)
-app.command()(join)
-app.command()(status)
-console = Console()
+
+SITE = Path("flower-site")
+Config = Annotated[
+    list[str] | None, typer.Option("--config", help="Set a key of the Flower app: --config deadline=60. Repeatable.")
+]
+
+
+@contextmanager
+def _until_stopped(code: int, sentence: str) -> Iterator[None]:
+    """End a command in order on Ctrl-C and SIGTERM, with this exit code and sentence."""
+    from fedfactor.runs.flower.local import stopping_on_sigterm
+
+    try:
+        with stopping_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        tell(sentence)
+        raise typer.Exit(code) from None
+
+
+@app.command()
+def up(
+    recipe: RecipeFile,
+    out: Annotated[Path, typer.Option(help="Run directory. A run that it holds is resumed.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which nodes reach this machine, for its certificate. Repeatable."),
+    ] = None,
+    site: Annotated[Path, typer.Option(help="Folder of certificates, keys and logs; kept for the next run.")] = SITE,
+    listen: Annotated[str, typer.Option(help="0.0.0.0, or 127.0.0.1 for nodes on this machine only.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The only port that nodes must reach.")] = 8443,
+    settings: Settings = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Serve one run to nodes on other machines. Run the command again to resume."""
+    from fedfactor.cli.screen import Progress
+    from fedfactor.runs.directory import check_claim, locked
+    from fedfactor.runs.flower.hosts import Site
+    from fedfactor.runs.flower.hosts import up as serve
+    from fedfactor.runs.recipe import override
+
+    if not (site / "server.key").exists() and not host:
+        raise ValueError("give the name or address under which nodes reach this machine: --host server.example.org")
+    if listen not in ("0.0.0.0", "127.0.0.1"):
+        raise ValueError(
+            f"--listen must be 0.0.0.0 or 127.0.0.1, got {listen}; use a firewall to restrict who reaches the port"
+        )
+    tables = read_recipe(recipe)
+    if "sweep" in tables:
+        raise ValueError(f"{recipe} is a sweep, but `up` serves one run at a time: give a recipe without [sweep]")
+    (resolved,) = resolved_cells(tables, recipe, settings or []).values()
+    given = override({}, config or [])
+    if data_dir is not None:
+        given["data-dir"] = str(data_dir.absolute())
+    out = out.absolute()
+    stopped = _until_stopped(130, "stopped; run the same command again to resume")
+    with stopped, locked(out, "flower.lock"), Progress(console, quiet=False) as progress:
+        check_claim(resolved, out, resume=True)
+        place = Site(site, host or [], listen, port)
+        try:
+            tell(f"nodes need {place.certificates.authority}; put their public keys into {place.keys.folder}")
+            on_event = progress.start(resolved.tables["name"], resolved.rounds.rounds)
+            serve(resolved, out, place, config=given, on_event=on_event, tell=tell)
+        finally:
+            place.close()
+
+
+@app.command()
+def join(
+    server: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the server.")],
+    client: Annotated[
+        str, typer.Option(help="Which client this node is: its number in the recipe's population, or a name.")
+    ],
+    authority: Annotated[Path, typer.Option("--ca", help="The file ca.crt of the server's site.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option(help="This node's private key; created if it is missing.")] = Path("node.key"),
+    state: Annotated[Path, typer.Option(help="Folder of the model's private parts.")] = Path("state"),
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", help="Set a key of the node: --config capacity=0.5. Repeatable."),
+    ] = None,
+) -> None:
+    """Make this machine a client. Leave the command running."""
+    from fedfactor.checks import near
+    from fedfactor.runs.flower.hosts import join as take_part
+    from fedfactor.runs.flower.node import KNOWN
+    from fedfactor.runs.recipe import override
+
+    node = {"client": int(client) if client.isdecimal() else client, "state-dir": str(state.absolute())}
+    node.update(override({}, config or []))
+    unknown = [name for name in node if name not in KNOWN]
+    if unknown:
+        raise ValueError(f"a node has no setting {unknown[0]!r}; {near(unknown[0], KNOWN)}there are {', '.join(KNOWN)}")
+    if not re.fullmatch(r".+:\d+", server):
+        raise ValueError(f"the server's address must be HOST:PORT, such as server.example.org:8443, got {server!r}")
+    with _until_stopped(0, "stopped"):
+        take_part(server, authority, key, state.absolute() / "flower", node, tell)
+
+
+@app.command()
+def status(
+    out: Annotated[Path | None, typer.Option(help="Run directory, to show how far the run is.")] = None,
+    site: Annotated[Path, typer.Option(help="Folder of certificates, keys and logs.")] = SITE,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = 8443,
+) -> None:
+    """Show which nodes may join, which are online and how far the run is. Works on the server's machine."""
+    from fedfactor.engines.flower.control import Control
+    from fedfactor.runs.directory import ENROLLED
+    from fedfactor.runs.flower.local import committed
+
+    if not (site / "ca.crt").exists():
+        raise ValueError(f"{site / 'ca.crt'} does not exist: --site must be the folder that `fedfactor flower up` made")
+    numbers = {}
+    if out is not None and (out / ENROLLED).exists():
+        clients = json.loads((out / ENROLLED).read_text())["clients"]
+        numbers = {client["key"]: number for number, client in clients.items()}
+    with Control(f"127.0.0.1:{port}", site / "ca.crt") as control:
+        table = Table("node", "status", "client", "Flower's id")
+        for node in control.nodes():
+            client = numbers.get(hashlib.sha256(node.key).hexdigest(), "")
+            table.add_row(node.name, node.status, client, str(node.id))
+        console.print(table)
+    if out is not None:
+        done = "finished" if (out / "summary.json").exists() else "not finished"
+        tell(f"{out}: round {max(committed(out), 0)} is committed, {done}")
 
 
 @app.command("app")
 def write(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; `flwr run DIR` takes it as it is.")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key of the recipe: --set train.rounds=5. Repeatable.")
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option("--config", help="A setting of the run on Flower: --config deadline=60. Repeatable."),
-    ] = None,
+    recipe: RecipeFile,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write, for `flwr run DIR`.")],
+    settings: Settings = None,
+    config: Config = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Run directory on the host of the ServerApp; default runs/NAME from here.")
+        Path | None, typer.Option(help="Run directory on the ServerApp's host. Default: runs/NAME in this folder.")
     ] = None,
-    only: Annotated[str, typer.Option(help="Of a sweep, the one cell whose name matches this pattern.")] = "*",
+    only: Annotated[str, typer.Option(help="The cell of a sweep whose name matches this pattern.")] = "*",
 ) -> None:
-    """Write a folder that `flwr run` accepts; fedfactor must be installed on every host."""
-    from fedfactor.runs import recipe as recipes
-    from fedfactor.runs.catalog import find
+    """Write a folder for `flwr run`. fedfactor must be installed on every host."""
     from fedfactor.runs.flower.app import write_app
+    from fedfactor.runs.recipe import override
 
-    tables = recipes.read(find(recipe))
-    tables.setdefault("name", recipe.stem)
-    found = recipes.overridden_cells(tables, settings or [])
-    cells = [name for name in found if fnmatch.fnmatchcase(name, only)]
+    tables = read_recipe(recipe)
+    cells = resolved_cells(tables, recipe, settings or [], only)
     if len(cells) != 1:
-        raise ValueError(f"an app holds one recipe, {recipe} has {len(cells)} that match {only!r}: {', '.join(found)}")
-    resolved = recipes.resolve(found[cells[0]], f"{recipe} ({cells[0]})")
-    given = recipes.override({}, config or [])
-    where = run_dir or Path("runs") / resolved.tables["name"] / (cells[0] if "sweep" in tables else "")
-    write_app(resolved, folder, where, config=given)
-    console.print(
-        f"flwr run {folder}: writes {where.absolute()} on the host of the ServerApp", highlight=False, soft_wrap=True
-    )
+        raise ValueError(
+            f"an app holds one recipe, but {len(cells)} cells of {recipe} match {only!r}: {', '.join(cells)}; "
+            "choose one with --only"
+        )
+    ((name, resolved),) = cells.items()
+    where = run_dir or Path("runs") / resolved.tables["name"] / (name if "sweep" in tables else "")
+    write_app(resolved, folder, where, config=override({}, config or []))
+    tell(f"next: flwr run {folder}; it writes {where.absolute()} on the ServerApp's host")

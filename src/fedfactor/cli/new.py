@@ -1,12 +1,15 @@
-"""Files to start from: a method that passes the conformance suite as it is, a recipe that runs as it is."""
+"""`fedfactor new`: write a method that passes the conformance suite, or a recipe that runs, as a file to start from."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from string import Template
+from typing import Annotated
 
-from fedfactor.registry import entries
+import typer
+
+from fedfactor.cli.common import tell
 
 KINDS = ("method", "recipe")
 
@@ -19,7 +22,7 @@ By name, in recipes:  an entry point in your package's pyproject.toml, then pip 
     [project.entry-points."fedfactor.methods"]
     $name = "$name"
 
-Test it:              once its name is known, in a checkout of fedfactor: pytest tests/conformance -k $name
+Test it:              from fedfactor.testing import check_method; check_method($cls())
 Into fedfactor:       move it to src/fedfactor/methods and import it in that package's __init__.py
 """
 
@@ -30,10 +33,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedfactor.client import Context
-from fedfactor.methods import Method
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Method
 from fedfactor.registry import described, register
-from fedfactor.task import Task
+from fedfactor.task import Build
 
 
 @register("methods", "$name", paper="")
@@ -43,24 +47,26 @@ class $cls(Method):
 
     Deviations: what differs from the paper, and why.
 
-    Use it where ... (this paragraph and the one above stand on the method's page).
+    Use it where ... (the method's page in the docs shows this paragraph and the one above).
     """
 
     # Fields are hyper-parameters: recipes, the command line and the docs read names, defaults and help from here.
     keeps: str = field(default="", metadata=described("prefix of the layers that stay on the client; empty: none"))
     strength: float = field(default=0.001, metadata=described("weight of the mean square of all weights in the loss"))
 
-    # Hooks below; those that are not written do what FedAvg does. fedfactor.methods.base lists them all.
+    # Hooks. A hook that is not overridden does what FedAvg does. fedfactor.protocol.method lists them all.
 
-    def private(self, name: str) -> bool:
-        """Tell whether a tensor of the network stays on the client."""
-        return bool(self.keeps) and name.startswith(f"{self.keeps}.")
-
-    def check(self, task: Task, network: nn.Module) -> None:
-        """Refuse what would silently be another method."""
-        if self.keeps and not self.private_names(network):
-            layers = ", ".join(name for name, _ in network.named_children())
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the task's model. Raises ValueError where the method would silently be another one."""
+        model = build(1.0)
+        if self.keeps and not self.private_names(model):
+            layers = ", ".join(name for name, _ in model.named_children())
             raise ValueError(f"the model has no layer {self.keeps!r} to keep private; its layers are {layers}")
+        return model
+
+    def private_names(self, network: nn.Module) -> set[str]:
+        """Return the names of the network's tensors that stay on the client."""
+        return {name for name in tensors_of(network) if self.keeps and name.startswith(f"{self.keeps}.")}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Add a penalty to the loss of a batch."""
@@ -90,46 +96,46 @@ if __name__ == "__main__":
 ''')
 
 RECIPE = Template("""\
-# $name: what is tried, in one line.
+# $name: what this recipe tries, in one line.
 #
-#   fedfactor data show $name.toml                   who has how much of what
-#   fedfactor run $name.toml                         into runs/$name; --resume carries on after a kill
-#   fedfactor run $name.toml --set train.rounds=2    any key can be set from outside
+#   fedfactor data show $name.toml                   how the data are split over clients
+#   fedfactor run $name.toml                         writes runs/$name; --resume resumes an interrupted run
+#   fedfactor run $name.toml --set train.rounds=2    overrides any key
 #
-# Every key has a default unless it says so here; a wrong one is answered with what is legal.
-# runs/$name/recipe.toml has all of them, written out.
-name = "$name"  # names the run directory
+# Keys marked "required" have no default. An error message lists the legal keys and values.
+# runs/$name/recipe.toml contains every key with its value.
+name = "$name"  # name of the run directory
 seed = 0
 
 [data]
-name = "digits"  # required. 1,797 real digits that need no download (pip install scikit-learn). Your own pictures:
+name = "digits"  # required. 1,797 images of digits, no download needed (pip install scikit-learn). Your own images:
 # name = "folder"
-# path = "pictures"    # within --data-dir; train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone
+# path = "images"      # within --data-dir; train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone
 # size = 32            # resize to squares of this side
 # channels = 3         # or 1
-# Anything else: name = "package.module:function" of your own, which returns a fedfactor.data.Dataset.
+# Other data: name = "package.module:function", a function of yours that returns a fedfactor.data.Dataset.
 
 [partition]
-kind = "dirichlet"  # iid; dirichlet: class proportions drawn with alpha, the smaller the more uneven; classes: k each
+kind = "dirichlet"  # iid; dirichlet: class shares drawn with alpha (smaller: less even); classes: k classes per client
 clients = 20
 alpha = 0.5
 
 [model]
-name = "digits_cnn"  # required: a network by name, or package.module:function of your own
+name = "digits_cnn"  # required: a network by name, or package.module:function
 
 [method]
-name = "fedpara"  # fedfactor methods lists them with their fields
+name = "fedpara"  # `fedfactor methods` lists all methods with their fields
 gamma = 0.1
 
 [optimizer]
 name = "fedavg"  # fedprox, scaffold, feddyn, fedadam
 
 [codec]
-name = "float32"  # float16, fedpaq, int8, topk: fewer bytes
+name = "float32"  # float16, fedpaq, int8 and topk send fewer bytes
 
 [train]
 rounds = 20
-cohort = 5  # clients a round; a share below 1, such as 0.1, counts too
+cohort = 5  # clients per round; a number below 1 is a share of all clients
 epochs = 2
 batch_size = 16
 lr = 0.1
@@ -137,21 +143,21 @@ momentum = 0.0
 schedule = "constant"  # cosine; or [train.schedule] with kind = "multistep", milestones, decay
 device = "cpu"  # cuda, cuda:1, mps
 
-# Devices of several sizes, for heterofl, fjord, flanc, fedhm, prism: a share of the model, and of the clients.
+# Devices of different capacity, for heterofl, fjord, flanc, fedhm, prism: shares of the model and of clients.
 # [capacities]
 # levels = [1.0, 0.5]
 # shares = [0.3, 0.7]
-# dynamic = false      # true: redrawn every round
+# dynamic = false      # true: drawn again each round
 
 [evaluate]
 every = 5
-clients = "selected"  # all: every client's own model on its own test data; none: the server's model only
+clients = "selected"  # all: each client's own model on its own test data; none: only the server's model
 
-# fedfactor run $name.toml --small lays this over the rest, for a quick try.
+# `fedfactor run $name.toml --small` applies this overlay, for a quick try.
 [small.train]
 rounds = 2
 
-# Several runs from one file, each in a directory of its own:
+# Several runs from one file, each in its own directory:
 # [[sweep.cases]]
 # name = "dense"
 # method = { name = "fedavg" }
@@ -161,33 +167,49 @@ rounds = 2
 """)
 
 
-def new(kind: str, name: str, folder: Path = Path()) -> Path:
-    """Write a method or a recipe to start from into a folder, and return its path; nothing is overwritten."""
+def new(
+    kind: Annotated[str, typer.Argument(help="method or recipe.")],
+    name: Annotated[str, typer.Argument(help="Its name, which is also the name of the file.")],
+    folder: Annotated[Path, typer.Option("--out", "-o", help="Folder to write into.")] = Path(),
+) -> None:
+    """Write a method or a recipe to start from. It runs as it is."""
+    path = write_new(kind, name, folder)
+    tell(f"wrote {path}; next: {'python' if kind == 'method' else 'fedfactor run'} {path}")
+
+
+def write_new(kind: str, name: str, folder: Path = Path()) -> Path:
+    """Write a method or a recipe to start from into a folder and return its path. Never overwrites a file."""
     if kind not in KINDS:
-        raise ValueError(f"there is no new {kind!r}; there are {' and '.join(KINDS)}")
+        raise ValueError(f"`fedfactor new` writes a {' or a '.join(KINDS)}, got {kind!r}")
     path = folder / f"{name}{'.py' if kind == 'method' else '.toml'}"
     text = method_text(name) if kind == "method" else recipe_text(name)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ValueError(f"{path} is there already; give another name, or remove it") from None
+        raise ValueError(f"{path} exists already; choose another name, or remove the file") from None
     except FileNotFoundError:
-        raise ValueError(f"there is no folder {folder} to write {path.name} into") from None
+        raise ValueError(f"the folder {folder} does not exist; create it before writing {path.name} into it") from None
     return path
 
 
 def method_text(name: str) -> str:
     """Return the source of a method to start from."""
+    from fedfactor.registry import entries
+
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
-        raise ValueError(f"a method's name is made of small letters, digits and _, such as my_method, got {name!r}")
+        raise ValueError(
+            f"a method's name consists of lower-case letters, digits and _, such as my_method, got {name!r}"
+        )
     if name in entries("methods"):
-        raise ValueError(f"there is a method {name!r} already; give another name")
+        raise ValueError(f"a method {name!r} exists already; choose another name")
     return METHOD.substitute(name=name, cls="".join(word.capitalize() for word in name.split("_")))
 
 
 def recipe_text(name: str) -> str:
     """Return a recipe to start from."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or name.endswith(".toml"):
-        raise ValueError(f"a recipe's name can name a directory, such as my-recipe, and has no ending, got {name!r}")
+        raise ValueError(
+            f"a recipe's name is also the name of a directory, such as my-recipe, and has no suffix .toml, got {name!r}"
+        )
     return RECIPE.substitute(name=name)

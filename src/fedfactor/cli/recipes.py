@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from fedfactor.cli.common import console, tell
+
 app = typer.Typer(help="List the recipes that come with the package, copy one to edit, or print their JSON Schema.")
-console = Console()
 
 
 @app.callback(invoke_without_command=True)
@@ -25,7 +25,7 @@ def listed(context: typer.Context) -> None:
     width = max(map(len, names))
     for name in names:
         line = Text(f"{name:<{width}}  {catalog.description(name)}")
-        if console.is_terminal:  # one line each; a file or another program gets the whole sentence
+        if console.is_terminal:  # one line per recipe; a file or another program gets the full description
             line.truncate(console.width, overflow="ellipsis")
         console.print(line, soft_wrap=True)
 
@@ -34,10 +34,11 @@ def listed(context: typer.Context) -> None:
 def copy(
     name: Annotated[str, typer.Argument(help="Name of a packaged recipe, such as demo or fedpara/table12.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write; default: the name with - for /, and .toml.")
+        Path | None,
+        typer.Option("--out", "-o", help="File to write. Default: the name with - instead of /, and .toml."),
     ] = None,
 ) -> None:
-    """Write a packaged recipe to a file of your own, to edit and run."""
+    """Copy a packaged recipe to a file, to edit and run."""
     from fedfactor.runs import catalog
 
     source = catalog.packaged(name)
@@ -48,8 +49,10 @@ def copy(
     except FileExistsError:
         raise ValueError(f"{path} already exists; remove it, or give another file with -o") from None
     except FileNotFoundError:
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} into") from None
-    console.print(f"wrote {path}; next: fedfactor run {path}", highlight=False, markup=False, soft_wrap=True)
+        raise ValueError(
+            f"the folder {path.parent} does not exist; create it before writing {path.name} into it"
+        ) from None
+    tell(f"wrote {path}; next: fedfactor run {path}")
 
 
 @app.command()

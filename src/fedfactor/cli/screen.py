@@ -1,4 +1,4 @@
-"""What a person sees on the terminal while a run goes on and when it is done."""
+"""The live screen while a run goes on, and the tables when it is done."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fedfactor.profile import Recorder
 Event = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
 TREND = 24
-"""Measurements that the line of little bars shows."""
+"""Number of measurements that the small bars show."""
 RECENT = 20
-"""Rounds whose mean time foretells the rest."""
+"""Number of rounds whose mean time predicts the remaining time."""
 
 
 class Progress:
-    """A live screen on a terminal, a line a round elsewhere, nothing when quiet."""
+    """Shows progress: a live screen on a terminal, otherwise one line per round; nothing when quiet."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         self._console, self._quiet = console, quiet
-        self._runs: list[Watched] = []  # that go on
+        self._runs: list[Watched] = []  # not finished yet
         self._notice = ""
         columns = (
             TextColumn("{task.description}"),
@@ -58,7 +58,7 @@ class Progress:
             self._live.stop()
 
     def start(self, name: str, rounds: int) -> Callable[[Event], None]:
-        """Return a listener for the events of a run of so many rounds."""
+        """Return a listener for the events of a run with this many rounds."""
         run = Watched(name, rounds)
         self._runs.append(run)
 
@@ -66,7 +66,7 @@ class Progress:
             run.hear(event)
             if self._shown and run.done and run in self._runs:
                 self._runs.remove(run)
-                self._console.print(run.closing())  # stays above the picture
+                self._console.print(run.closing())  # stays above the live screen
             if self._quiet or self._shown:
                 return
             if self._notice:
@@ -80,15 +80,15 @@ class Progress:
         return listen
 
     def _say(self, words: str) -> None:
-        """Print one line, however long: other programs may read it."""
+        """Print one line without wrapping: other programs may read it."""
         self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def notice(self, words: str) -> None:
-        """Have something said as soon as it can be: under the picture, or before the next line."""
+        """Show a notice: below the live screen at once, otherwise before the next line."""
         self._notice = words
 
     def steps(self, name: str) -> Steps:
-        """Return a bar for many small steps whose number is not known yet."""
+        """Return a progress bar for many small steps whose number is not known yet."""
         return Steps(self._bars, self._console, self._quiet, name)
 
     def _picture(self) -> RenderableType:
@@ -99,17 +99,17 @@ class Progress:
 
 @dataclass(eq=False)
 class Watched:
-    """What is known of a run from the events it has sent so far."""
+    """What the events so far say about a run."""
 
     name: str
     rounds: int
     round: int = 0
     dense: float = 0.0
-    """Bytes that plain FedAvg would have moved in the same rounds; 0 if that is not known."""
+    """Bytes that dense FedAvg would have sent in the same rounds; 0 if unknown."""
     last: Event = field(default_factory=dict)
-    """The last round."""
+    """Event of the last round."""
     measured: list[tuple[int, float]] = field(default_factory=list)
-    """Rounds and their accuracies."""
+    """Measured rounds with their accuracies."""
     answered: int = 0
     failed: int = 0
     of: int = 0
@@ -118,7 +118,7 @@ class Watched:
     _since: float = field(default_factory=time.monotonic)
 
     def hear(self, event: Event) -> None:
-        """Take an event in."""
+        """Update from an event."""
         if event["event"] == "start":
             self._apiece = event.get("dense_bytes", 0)
         elif event["event"] == "resumed":
@@ -146,12 +146,12 @@ class Watched:
 
     @property
     def done(self) -> bool:
-        """Whether the last round is over."""
+        """Whether the last round is finished."""
         return self.round >= self.rounds
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end if rounds go on as the last ones did; `None` before the first."""
+        """Remaining seconds if rounds take as long as the last ones; `None` before the first."""
         if not self._seconds:
             return None
         one = sum(self._seconds) / len(self._seconds)
@@ -203,7 +203,7 @@ class Watched:
 
 
 def accuracy(event: Event) -> float | None:
-    """Return the accuracy that stands for a round: of all clients, else the full model's, else of those trained."""
+    """Return the accuracy to show for a round: of all clients, else of the full model, else of the trained clients."""
     for key in ("all", "global", "selected_after"):
         if key in event:
             scores = event[key]
@@ -212,17 +212,17 @@ def accuracy(event: Event) -> float | None:
 
 
 def traffic(totals: Mapping[str, float], dense: float) -> str:
-    """Say how much was moved so far, and how much dense FedAvg would have moved."""
+    """Return the bytes sent so far beside those of dense FedAvg, as text."""
     size = totals.get("bytes_down", 0) + totals.get("bytes_up", 0)
     if not dense:
         return in_bytes(size)
     if not size:
-        return f"nothing moved; dense FedAvg {in_bytes(dense)}"
+        return f"nothing sent; dense FedAvg {in_bytes(dense)}"
     return f"{in_bytes(size)}, dense FedAvg {in_bytes(dense)} ({dense / size:.1f}x)"
 
 
 def in_bytes(size: float) -> str:
-    """Write an amount of bytes in the largest decimal unit that leaves a whole number before the point."""
+    """Format a number of bytes in the largest decimal unit in which it is at least 1."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -231,42 +231,42 @@ def in_bytes(size: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Write a span of time as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def bars(values: list[float]) -> str:
-    """Draw numbers as little bars, from the lowest to the highest."""
+    """Draw numbers as small bars, scaled from the lowest to the highest."""
     low, high = min(values), max(values)
     step = (high - low) / (len(BLOCKS) - 1) or 1.0
     return "".join(BLOCKS[round((value - low) / step)] for value in values)
 
 
 class Steps:
-    """A bar of small steps, with a note after every larger one."""
+    """A progress bar of small steps, with notes in between."""
 
     def __init__(self, bars: Bars, console: Console, quiet: bool, name: str) -> None:
         self._bars, self._console, self._quiet, self._name = bars, console, quiet, name
         self._task = bars.add_task(escape(name), total=None, note="")
 
     def start(self, total: int) -> None:
-        """Say how many steps there will be."""
+        """Set the total number of steps."""
         self._bars.update(self._task, total=total)
 
     def step(self) -> None:
-        """Count one."""
+        """Count one step."""
         self._bars.advance(self._task)
 
     def note(self, text: str) -> None:
-        """Tell of something that is done: beside the bar, or as a line where there is none."""
+        """Show a note beside the bar, or as a line if there is no terminal."""
         self._bars.update(self._task, note=escape(text))
         if not self._quiet and not self._console.is_terminal:
             self._console.print(f"{self._name}: {text}", highlight=False, markup=False)
 
 
 def line(event: Event, dense: float = 0.0) -> str:
-    """Say in a few words how a round went; `dense` are the bytes that plain FedAvg would have moved so far."""
+    """Summarise a round in one line; `dense` is the number of bytes that dense FedAvg would have sent so far."""
     words = [f"loss {event['loss']:.3f}"]
     if "all" in event:
         words.append(f"accuracy {event['all']['accuracy']:.3f} of all clients")
@@ -281,7 +281,7 @@ def line(event: Event, dense: float = 0.0) -> str:
 
 
 def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the closing table: accuracy in per cent, bytes, and how many times fewer than the largest run's."""
+    """Return the final table: accuracy in percent, bytes, and how many times fewer bytes than the largest run."""
     several = len(found) > 1
     table = Table("run", "accuracy", "best", "test data", "MB", *(["ratio"] if several else []), "failed", "seconds")
     printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
@@ -305,7 +305,7 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
 
 
 def where_time_went(name: str, recorder: Recorder) -> Table:
-    """Return the profile of a run: seconds by what was done; every column adds up to the wall time."""
+    """Return the profile of a run: seconds per activity. Each column adds up to the wall time."""
     columns = ["server's process"] + ([f"a worker (mean of {len(recorder.workers)})"] if recorder.workers else [])
     table = Table(f"seconds of {escape(name)}", *columns)
     for what, seconds in recorder.rows().items():
@@ -316,7 +316,7 @@ def where_time_went(name: str, recorder: Recorder) -> Table:
 
 
 def _beside(paper: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return what the paper prints; where it prints a figure a capacity, ours beside each."""
+    """Return the paper's accuracy; if it prints one per capacity, with ours beside each."""
     if "accuracy_at" not in paper:
         return str(paper.get("accuracy", "-"))
     ours = summary["measured"].get("global", {}).get("at", {})
@@ -330,4 +330,4 @@ def _number(value: float | None) -> str:
 
 
 MEASURED = {"all": "clients", "global": "central", "selected_after": "trained"}
-"""On whose test data: all clients' own, the central set, or that of the round's clients after training."""
+"""Test data of a measurement: of all clients, the central set, or of the round's clients after training."""

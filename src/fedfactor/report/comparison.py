@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fedfactor.report.groups import Mean, mean
-from fedfactor.runs.compare import Outcome
+from fedfactor.runs.compare import CellOutcome
 from fedfactor.runs.text import SPARE, plain
 
 MEASURED = {"all": "all clients' own", "global": "central", "selected_after": "cohort's own, just trained"}
@@ -49,7 +49,7 @@ class Line:
         return {**found, **rest, "client_failures": self.client_failures, "failed": "; ".join(self.failed)}
 
 
-def lines(outcomes: Sequence[Outcome]) -> list[Line]:
+def lines(outcomes: Sequence[CellOutcome]) -> list[Line]:
     """Sum outcomes up by method, in their order, by a measurement that all of them have."""
     there = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     common = next((key for key in MEASURED if there and all(key in one["measured"] for one in there)), None)

@@ -18,7 +18,7 @@ from typing import Any
 from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.directory import finished
-from fedfactor.runs.execute import run, summary
+from fedfactor.runs.execute import run, summary_of
 from fedfactor.runs.recipe import RecipeError
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What became of a cell: its summary, or why there is none."""
 
     cell: Cell
@@ -144,13 +144,13 @@ def _at(tables: recipes.Table, key: str) -> Any:
 Listener = Callable[[dict[str, Any]], None]
 
 
-def compare(
+def run_cells(
     chosen: Sequence[Cell],
     *,
     jobs: int = 1,
     data_dir: Path | str | None = None,
     on_start: Callable[[Cell], Listener] = lambda cell: lambda event: None,
-) -> list[Outcome]:
+) -> list[CellOutcome]:
     """Run the cells that are not finished, `jobs` at once, each in a process of its own where there are several.
 
     A cell that fails costs itself only. Results do not depend on `jobs`.
@@ -159,25 +159,25 @@ def compare(
     missing = [cell for cell in chosen if done[cell.directory] is None]
     ran = _here(missing, data_dir, on_start) if jobs == 1 else _apart(missing, jobs, data_dir, on_start)
     found = {outcome.cell.directory: outcome for outcome in ran}
-    return [found.get(cell.directory) or Outcome(cell, done[cell.directory]) for cell in chosen]
+    return [found.get(cell.directory) or CellOutcome(cell, done[cell.directory]) for cell in chosen]
 
 
 def _here(
     missing: Sequence[Cell], data_dir: Path | str | None, on_start: Callable[[Cell], Listener]
-) -> Iterator[Outcome]:
+) -> Iterator[CellOutcome]:
     for cell in missing:
         listen = on_start(cell)
         try:
             result = run(cell.recipe, cell.directory, resume=True, data_dir=data_dir, on_event=listen)
         except Exception as error:
-            yield Outcome(cell, None, f"{type(error).__name__}: {error}")
+            yield CellOutcome(cell, None, f"{type(error).__name__}: {error}")
             continue
-        yield Outcome(cell, summary(result))
+        yield CellOutcome(cell, summary_of(result))
 
 
 def _apart(
     missing: Sequence[Cell], jobs: int, data_dir: Path | str | None, on_start: Callable[[Cell], Listener]
-) -> Iterator[Outcome]:
+) -> Iterator[CellOutcome]:
     """Hand cells to worker processes, one after another; what they tell comes through pipes."""
     context, queue = multiprocessing.get_context("spawn"), list(missing)
     workers: dict[Connection, Any] = {}
@@ -205,7 +205,7 @@ def _apart(
                 except EOFError:  # it died without a word
                     workers[ready].join()
                     del running[ready]
-                    yield Outcome(cell, None, f"its process ended with exit code {workers.pop(ready).exitcode}")
+                    yield CellOutcome(cell, None, f"its process ended with exit code {workers.pop(ready).exitcode}")
                     continue
                 if kind == "event":
                     listen(said)
@@ -213,7 +213,7 @@ def _apart(
                 del running[ready]
                 if queue:
                     give(ready)
-                yield Outcome(cell, said) if kind == "done" else Outcome(cell, None, said)
+                yield CellOutcome(cell, said) if kind == "done" else CellOutcome(cell, None, said)
     finally:
         for worker, process in workers.items():  # done, or interrupted: last commits are on disk
             process.terminate()
@@ -236,7 +236,7 @@ def _work(parent: Connection, data_dir: Path | str | None) -> None:
                 result = run(
                     chosen, directory, resume=True, data_dir=data_dir, on_event=lambda event: tell("event", event)
                 )
-                said = "done", summary(result)
+                said = "done", summary_of(result)
             except (BrokenPipeError, EOFError):
                 raise
             except Exception as error:

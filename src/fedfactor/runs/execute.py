@@ -75,11 +75,11 @@ def run(
         _write(directory / "task.json", json.dumps(facts))
         _write(directory / "recipe.toml", recipe.to_toml())
         result = Result(federation, federation.run())
-        _write(directory / "summary.json", json.dumps(summary(result), indent=1))
+        _write(directory / "summary.json", json.dumps(summary_of(result), indent=1))
         return result
 
 
-def summary(result: Result) -> dict[str, Any]:
+def summary_of(result: Result) -> dict[str, Any]:
     """Return what `summary.json` holds."""
     found = result.summary
     measured = next((key for key in ("all", "global", "selected_after") if key in found), "")

@@ -21,7 +21,7 @@ from fedfactor.protocol.states import Elsewhere, at_hand
 from fedfactor.runs.directory import RunError, reported
 from fedfactor.runs.recipe import read, resolve
 from fedfactor.runs.tasks import setup_of, task_of, task_with
-from fedfactor.server.events import compare
+from fedfactor.server.events import client_gains
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.state import Server
@@ -94,9 +94,9 @@ class Run:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def against(self, other: Run | Path | str, **how: Any) -> dict[str, Any]:
-        """Say how many clients win and lose against another run, Local or FedAvg say: see `evaluation.compare`."""
+        """Compare each client's accuracy with another run, such as Local: see `server.events.client_gains`."""
         theirs = other if isinstance(other, Run) else Run(other)
-        return compare(self.metrics, theirs.metrics, **how)
+        return client_gains(self.metrics, theirs.metrics, **how)
 
     @property
     def summary(self) -> dict[str, Any] | None:

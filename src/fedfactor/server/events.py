@@ -27,7 +27,7 @@ def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def summary(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
+def summarise_rounds(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
     """Reduce a run's events to last and best accuracy and to what reaching the target took."""
     rounds = [event for event in events if event["event"] == "round"]
     found: dict[str, Any] = {"rounds": len(rounds), "totals": rounds[-1]["totals"] if rounds else {}}
@@ -46,7 +46,7 @@ def summary(events: list[dict[str, Any]], target: float | None = None) -> dict[s
     return found
 
 
-def compare(
+def client_gains(
     ours: list[dict[str, Any]],
     theirs: list[dict[str, Any]],
     *,

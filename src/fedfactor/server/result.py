@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedfactor.server.events import summary
+from fedfactor.server.events import summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256, weights_sha256
 
@@ -41,7 +41,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """Last and best accuracy, totals, and what identifies the run to the bit."""
         return {
-            **summary(self.history, self.federation.rounds.target),
+            **summarise_rounds(self.history, self.federation.rounds.target),
             "weights_sha256": weights_sha256(self.server.tensors),
             "private_sha256": private_sha256(self.federation.store),
         }

@@ -1,4 +1,4 @@
-"""Every count the five papers print, recomputed from the networks themselves and judged."""
+"""The counts that the five papers print, recomputed from the networks themselves and compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 from fedfactor.tables.misprints import MISPRINTS
 from fedfactor.tables.row import CLOSE, VERDICTS, Printed, Row, Verdict, judge
-from fedfactor.tables.view import render, summary
+from fedfactor.tables.view import count_verdicts, render
 
 PAPERS = ("fedpara", "flanc", "fedhm", "prism", "feddecomp")
 
@@ -19,18 +19,21 @@ __all__ = [
     "Row",
     "Verdict",
     "compute",
+    "count_verdicts",
     "judge",
     "render",
-    "summary",
 ]
 
 
 def compute(paper: str | None = None) -> list[Row]:
-    """Recompute the figures of one paper, or of all: a few seconds, as networks have no weights here."""
+    """Recompute the figures of one paper, or of all papers.
+
+    Takes a few seconds, since the networks have no weights. Raises ValueError if there are no tables of this paper.
+    """
     if paper is not None and paper not in PAPERS:
-        raise ValueError(f"no tables of {paper!r}; there are those of {', '.join(PAPERS)}")
+        raise ValueError(f"there are no tables of {paper!r}; choose one of {', '.join(PAPERS)}")
     found: list[Row] = []
     for name in PAPERS if paper is None else (paper,):
-        # Imported when asked for: one paper's table needs only its own networks.
+        # Imported on demand: the tables of one paper need only its own networks.
         found += import_module(f"fedfactor.tables.{name}").rows()
     return found

@@ -1,4 +1,4 @@
-"""FedDecomp, Section 3.5: three statements on cost, measured at the ranks the paper uses."""
+"""FedDecomp, Section 3.5: statements about cost, measured at the ranks that the paper uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """FedHM: parameters and multiply-accumulates of low-rank and slim ResNets.
 
-A low-rank network of factor f has rank round(O / f) in every factorised layer of O outputs (f = 1: the plain
-network). Dense stay the stem, the first block of ResNet-18 or the first two stages of ResNet-34 (Tables 6 and
-7), the 1 x 1 shortcuts and the classifier. MACs are counted as the tool ptflops does: every digit fits.
+A low-rank network of factor f has rank round(O / f) in each factorised layer of O outputs (f = 1: the plain network).
+Not factorised are the stem, the first block of ResNet-18 or the first two stages of ResNet-34 (Tables 6 and 7), the
+1 x 1 shortcuts and the classifier. MACs are counted as the tool ptflops does, which reproduces every printed digit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORTCUTS_AND_CLASSIFIER = ("*.downsample.0", "fc")
 
 @dataclass(frozen=True)
 class Network:
-    """One network of the tables: the low-rank one of a factor, or the slim one of a width."""
+    """A network of the tables: low-rank with a factor, or slim with a width."""
 
     base: str
     classes: int
@@ -39,12 +39,12 @@ class Network:
 
     @property
     def label(self) -> str:
-        """Give the width, or the share of ranks; the full network is 1 in both families."""
+        """The width, or the share of ranks; the full network is 1 in both families."""
         return f"1/{self.factor}" if self.factor > 1 else f"{self.width:g}"
 
     @property
     def model(self) -> nn.Module:
-        """Build it on the meta device."""
+        """The network on the meta device."""
         if self.factor == 1:
             return network(self.base, classes=self.classes, width=self.width, rounding="nearest")
         plain = network(self.base, classes=self.classes)
@@ -52,7 +52,7 @@ class Network:
         return factorize(plain, SpatialSplit(ratio=1 / self.factor), skip=skip)
 
 
-# Network, classes and side of the images; then what the tables print of each: parameters and MACs.
+# Network, classes and side of the images. Below, the printed parameters and MACs of each.
 BASES = {
     "CIFAR-10": ("resnet18", 10, 32),
     "CIFAR-100": ("resnet34", 100, 32),
@@ -123,7 +123,7 @@ def _table_1() -> Iterator[Row]:
     conv = nn.Conv2d(M, N, K, padding=K // 2, bias=False, device="meta")
     spatial, channel = SpatialSplit(rank=R), ChannelSplit(rank=R)
     vector, image, area = torch.empty(1, M, device="meta"), images(1, SIDE, M), SIDE * SIDE
-    # The layer, its input, and the printed formulas: parameters, and operations a position.
+    # The layer, its input, and the printed formulas: parameters, and operations per position.
     lines = {
         "Vanilla FC": (linear, vector, M * N),
         "Factorized FC": (factorize(linear, spatial), vector, R * (M + N)),
@@ -140,7 +140,7 @@ def _table_1() -> Iterator[Row]:
 
 
 def _parameter_table(table: str, datasets: tuple[str, ...], settings: int) -> Iterator[Row]:
-    """Compare the parameters of both families, a figure that stands in several cells once."""
+    """Compare the parameters of both families. A figure that is printed in several cells is compared once."""
     cell = partial(Row, "fedhm", table)
     for dataset in datasets:
         # HeteroFL has all widths; V2, V3 and Width Slimming lack the largest one, two and three.
@@ -170,7 +170,7 @@ def _section_4_4() -> Iterator[Row]:
 
 
 def _figure_8() -> Iterator[Row]:
-    """Give layer3's and layer4's shares, as the text above Figure 8 states them."""
+    """Compare the shares of layer3 and layer4 with the text above Figure 8."""
     cell = partial(Row, "fedhm", "Figure 8")
     for dataset in ("CIFAR-10", "CIFAR-100"):
         net = _slim(dataset, 1.0)
@@ -178,13 +178,13 @@ def _figure_8() -> Iterator[Row]:
         label = f"{net.base}, layer3 and layer4"
         share = 100 * parameters(stages) / _parameters(net)
         yield cell(label, "parameters / all", share, "> 93 %")
-    # What layer3 gets: 128 channels of half the image's side.
+    # Input of layer3: 128 channels at half the side of the image.
     work = ptflops_macs(stages, images(1, net.side // 2, 128))
     yield cell(label, "MACs / all", 100 * work / _macs(net), "55.6 %")
 
 
 def _table_8() -> Iterator[Row]:
-    """Compare parameters and MACs; IID and non-IID print the same but for one pair of cells."""
+    """Compare parameters and MACs. IID and non-IID print the same figures, except one pair of cells."""
     cell = partial(Row, "fedhm", "Table 8")
     for dataset in BASES:
         low = [("low rank", _low_rank(dataset, f), *text) for f, text in LOW_RANK[dataset].items()]

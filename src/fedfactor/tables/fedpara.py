@@ -99,7 +99,7 @@ def rows() -> list[Row]:
 
 @cache
 def vgg16(classes: int, gamma: float | None) -> nn.Module:
-    """Build VGG16; with a gamma, its convolutions but the first as Hadamard products (C.2)."""
+    """Build VGG16; with a gamma, all convolutions except the first are Hadamard products (C.2)."""
     model = network("vgg16", classes=classes)
     if gamma is None:
         return model
@@ -135,7 +135,7 @@ def _section_2_2_and_a_2() -> Iterator[Row]:
 
 
 def _section_3_2() -> Iterator[Row]:
-    """Give the shares of the original networks, and what personalised methods send less."""
+    """Compare the shares of the original networks, and the bytes that personalised methods save."""
     cell = partial(Row, "fedpara", "Section 3.2")
     low = factorize(network("vgg16", classes=10), LowRank(ratio=0.173), skip=["classifier"])
     yield cell("VGG16 low", SHARE, 100 * _share(low, vgg16(10, None)), "10.25 %", LOW_VGG)
@@ -164,7 +164,7 @@ def _pfedpara(original: nn.Module) -> int:
 
 @cache
 def lstm(scheme: Scheme | None) -> nn.Module:
-    """Build the LSTM; with a scheme, its fused gate matrices as factors, embedding and decoder dense."""
+    """Build the LSTM; with a scheme, its fused gate matrices are factors. Embedding and decoder stay dense."""
     model = network("lstm_shakespeare")
     return model if scheme is None else factorize(model, scheme, skip=["fc"])
 
@@ -241,11 +241,11 @@ def _table_12() -> Iterator[Row]:
     fedavg, fedpara = (2 * size for size in down)
     fedpaq, both = (size + half for size, half in zip(down, short, strict=True))
     cell = partial(Row, "fedpara", "Table 12")
-    yield cell("FedAvg", "bytes a round", fedavg, "122 MB")
-    yield cell("FedPAQ", "bytes a round", fedpaq, "91.4 MB")
-    yield cell("FedPara, gamma 0.5", "bytes a round", fedpara, "46.4 MB", RULE)
-    yield cell("FedPara, gamma 0.5, + FedPAQ", "bytes a round", both, "34.74 MB", RULE)
+    yield cell("FedAvg", "bytes per round", fedavg, "122 MB")
+    yield cell("FedPAQ", "bytes per round", fedpaq, "91.4 MB")
+    yield cell("FedPara, gamma 0.5", "bytes per round", fedpara, "46.4 MB", RULE)
+    yield cell("FedPara, gamma 0.5, + FedPAQ", "bytes per round", both, "34.74 MB", RULE)
     cell = partial(Row, "fedpara", "Section D.3")
     note = "the printed 91.4 / 46.4 is 1.97; one size is printed too small, the other too large"
-    yield cell("FedPAQ / FedPara", "bytes a round", fedpaq / fedpara, "1.96 x", note)
-    yield cell("FedPara, FedPAQ saves", "bytes a round", 100 * (1 - both / fedpara), "25 %")
+    yield cell("FedPAQ / FedPara", "bytes per round", fedpaq / fedpara, "1.96 x", note)
+    yield cell("FedPara, FedPAQ saves", "bytes per round", 100 * (1 - both / fedpara), "25 %")

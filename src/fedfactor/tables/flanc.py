@@ -1,4 +1,4 @@
-"""FLANC (NeurIPS 2022), Table 1: what a client of each width sends and receives."""
+"""FLANC (NeurIPS 2022), Table 1: parameters that a client of each width sends and receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedfactor.tables.row import Row
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 LABELS = ("x 0.25", "x 0.50", "x 0.75", "x 1.0", "Avg")
 
-# (dataset, column): what Table 1 prints at the four widths, and their average.
+# Figures of Table 1 at the four widths and their average, by (dataset, column).
 TABLE_1 = {
     ("CIFAR10", "p-width"): ("0.7 M", "2.8 M", "6.3 M", "11.1 M", "5.2 M"),
     ("CIFAR10", "FLANC"): ("0.5 M", "1.2 M", "2.4 M", "4.0 M", "2.0 M"),
@@ -41,7 +41,7 @@ RESNET_BASES: dict[str, Scheme | None] = {
 CNN_BASES: dict[str, Scheme | None] = {"conv1": Composition(r1=8, r2=32), "conv2": Composition(r1=16, r2=32)}
 RNN_BASIS = Composition(r1=32, r2=30)
 
-RNN_NOTE = "the paper gives no cell: an LSTM of 512p inputs and 256p units with one bias fits all cells but 214 K"
+RNN_NOTE = "the paper gives no cell: an LSTM of 512p inputs and 256p units with one bias fits all cells except 214 K"
 
 
 def rows() -> list[Row]:
@@ -85,7 +85,7 @@ def _cnn(column: str, width: float) -> int:
 
 
 def _rnn(column: str, width: float) -> int:
-    """Count the LSTM alone, without torch's second bias: the table has neither embedding nor decoder."""
+    """Count only the LSTM, without torch's second bias: the table omits embedding and decoder."""
     lstm = network("rnn_shakespeare", width=width).get_submodule("lstm")
     second_bias = lstm.get_parameter("bias_hh_l0").numel()
     return parameters(lstm if column == "p-width" else factorize(lstm, RNN_BASIS)) - second_bias

@@ -1,12 +1,11 @@
-"""Cells that are wrong in print, with the reason: shown with our figure, and judged `misprint`.
+"""Cells that are wrong in print, with the reason. They get the verdict `misprint`.
 
-A cell is here only if its paper contradicts itself, or if the rest of its table fixes the rule it should
-follow.
+A cell is listed only if its paper contradicts itself, or if the rest of its table determines the rule it should follow.
 """
 
 from __future__ import annotations
 
-# The other four t_comm of FedPara's Table 7 fix their rule: 2 x size in MiB, over speed in Mbps / 8.
+# The other four t_comm of FedPara's Table 7 follow one rule: 2 x size in MiB, over speed in Mbps / 8.
 _RULE = "does not fit the rule of the other times"
 _SUM = "is not the sum of the cells beside it: 1.64 + 94.04 is 95.68"
 _INHERITED = "follows from Table 7's 470.2 s, which does not fit"

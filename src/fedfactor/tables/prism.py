@@ -1,10 +1,9 @@
-"""PriSM (arXiv:2208.13141), Tables 1 and 10: what sub-models of ResNet-18 cost.
+"""PriSM (arXiv:2208.13141), Tables 1 and 10: costs of sub-models of ResNet-18.
 
-The printed figures count the sixteen 3 x 3 convolutions of the blocks only. The rank r = keep N is not
-rounded, and is also the number of output channels: V has 9 C r parameters (C inputs: 64 for the first layer,
-keep M for the others), U has r r. "MACs" are two operations a multiply-accumulate, for a batch of 32. Memory
-is the elements of V's, U's and the normalisation's output; in the full model of the convolution's and the
-normalisation's.
+The printed figures count only the sixteen 3 x 3 convolutions of the blocks. The rank r = keep N is not rounded, and is
+also the number of output channels: V has 9 C r parameters (C inputs: 64 for the first layer, keep M for the others), U
+has r r. "MACs" are two operations per multiply-accumulate, for a batch of 32. Memory counts the elements output by V, U
+and the normalisation, or by the convolution and the normalisation in the full model.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ FEDHM = {
 }
 FEDHM_NOTES = {
     "Params": "r (9 M + N) with r = keep N and all N outputs: not FedHM's own split, but what fits",
-    "MACs": "rule unknown; ours is that of the parameters, at every output position",
+    "MACs": "rule unknown; ours counts the parameters once per output position",
     "Mem": "rule unknown; ours is V's output of r channels, U's and the normalisation's of N",
     "Params / full": "percentages of the printed figures, which are cut already: 4.9 / 11 is 44.5 %",
-    "MACs / full": "rule unknown, as that of the MACs",
-    "Mem / full": "rule unknown, as that of the memory",
+    "MACs / full": "rule unknown, as for the MACs",
+    "Mem / full": "rule unknown, as for the memory",
 }
 
 
@@ -57,14 +56,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the tables give of a model; real-valued, because r is."""
+    """The quantities of the tables for one model; real-valued, because r is."""
 
     params: float
     macs: float
     mem: float
 
     def get(self, quantity: str) -> float:
-        """Look a row of the tables up by its name."""
+        """Return a quantity by its name in the tables."""
         return {"Params": self.params, "MACs": self.macs, "Mem": self.mem}[quantity]
 
 
@@ -117,7 +116,7 @@ def _layers() -> tuple[Layer, ...]:
 
 
 def _total(params: list[float], channels: list[float]) -> Footprint:
-    """Sum up layers, given each one's parameters and the channels of all maps it leaves."""
+    """Sum over layers, given the parameters of each and the channels of all maps that it outputs."""
     positions = [layer.positions for layer in _layers()]
     macs = sum(2 * size * place * BATCH for size, place in zip(params, positions, strict=True))
     mem = sum(maps * place * BATCH for maps, place in zip(channels, positions, strict=True))
@@ -145,7 +144,7 @@ def _sub_model(keep: float, outputs: int = 1) -> Footprint:
 
 @cache
 def _fedhm(keep: float) -> Footprint:
-    """Count the rows PriSM calls FedHM, in which every layer keeps all its inputs and outputs."""
+    """Count the rows that PriSM calls FedHM, in which each layer keeps all its inputs and outputs."""
     shapes = [layer.shape for layer in _layers()]
     params = [keep * s.out * (s.fan_in + s.out) for s in shapes]
     return _total(params, [(keep + 2) * s.out for s in shapes])
@@ -160,7 +159,7 @@ def _integer(keep: float) -> Footprint:
     cost = measure(model, images(BATCH, SIDE))
     convs = [layer for layer in cost.layers if layer.kind == "FactorConv2d"]
     norms = [layer for layer in cost.layers if layer.name.startswith("layer") and ".bn" in layer.name]
-    # Rank and outputs are equal here, so V leaves a map as large as U.
+    # Rank and outputs are equal here, so V and U output maps of the same size.
     mem = sum(2 * layer.outputs for layer in convs) + sum(layer.outputs for layer in norms)
     return Footprint(sum(c.parameters for c in convs), 2 * sum(c.macs for c in convs), mem)
 

@@ -1,4 +1,4 @@
-"""One printed figure beside our own, and the judgement on the pair."""
+"""A printed figure, our own figure and the verdict on the two."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PRINTED = re.compile(r"(?P<bound>[<>]?) ?(?P<digits>(?:\d[\d,]*)?(?:\.\d+)?) ?(
 class Printed:
     """A figure as a paper prints it: `15.25 M`, `.5 M`, `44.9 M`, `3.8 x`, `> 93 %`.
 
-    K, M, G and MB are decimal and become plain numbers; %, x, s and min stay units of their own.
-    `> 93 %` is a statement ("over 93 %"), which is true or not.
+    K, M, G and MB are decimal and become plain numbers; %, x, s and min remain as units. `> 93 %` is a statement
+    ("over 93 %"), which is true or false.
     """
 
     digits: float
@@ -33,7 +33,7 @@ class Printed:
 
     @classmethod
     def parse(cls, text: str) -> Printed:
-        """Read the figure and how many decimals it is given with."""
+        """Parse the figure and count its decimals."""
         found = _PRINTED.fullmatch(text)
         if found is None or not found["digits"] or found["unit"] not in _SCALES:
             raise ValueError(f"{text!r} is not a printed figure: digits and one of {', '.join(_SCALES)}")
@@ -50,15 +50,15 @@ class Printed:
 def judge(ours: float, text: str) -> Verdict:
     """Compare our figure with a printed one.
 
-    match: ours rounds to the printed digits (at a tie, either way), or the printed bound holds; truncated: it
-    gives them when the further digits are cut off; close: within half a percent; off: none of these.
+    match: ours rounds to the printed digits (a tie may round either way), or the printed bound holds. truncated: ours
+    gives the printed digits if further digits are cut off. close: within half a percent. off: none of these.
     """
     printed = Printed.parse(text)
     if printed.bound:
         holds = ours > printed.value if printed.bound == ">" else ours < printed.value
         return "match" if holds else "off"
     step = 10.0**printed.decimals
-    # In units of the last printed digit; the slack is for 0.145 and its like, which binary cannot hold.
+    # In units of the last printed digit. The slack is for numbers like 0.145, which binary floats cannot represent.
     difference = ours / printed.scale * step - printed.digits * step
     slack = 1e-9 * max(1.0, printed.digits * step)
     if abs(difference) <= 0.5 + slack:
@@ -73,8 +73,8 @@ class Row:
     """One cell of a paper's table (or one figure of its text), recomputed.
 
     `ours` is a plain number (parameters, multiply-accumulates, bytes) or in the unit that `printed` ends with
-    (%, x, s, min). `printed` is the paper's own figure; where it makes a statement in words ("slightly higher"), the
-    bound that the statement is read as, which the note says.
+    (%, x, s, min). `printed` is the paper's figure. Where the paper makes a statement in words ("slightly higher"),
+    `printed` is the bound that we read it as, and the note says so.
     """
 
     paper: str
@@ -87,17 +87,17 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What the cell is called in the list of misprints."""
+        """Key of the cell in the list of misprints."""
         return self.paper, self.table, self.row, self.quantity
 
     @property
     def verdict(self) -> Verdict:
-        """`misprint` for the cells listed as such, otherwise the judgement on the two numbers."""
+        """`misprint` for the cells listed as misprints, otherwise the verdict of `judge`."""
         return "misprint" if self.key in MISPRINTS else judge(self.ours, self.printed)
 
     @property
     def remark(self) -> str:
-        """The note, after the reason of a misprint and the bound of a statement."""
+        """Bound of a statement, reason of a misprint and note, joined."""
         bound = f"a statement: {self.printed}" if Printed.parse(self.printed).bound else ""
         return "; ".join(filter(None, (bound, MISPRINTS.get(self.key, ""), self.note)))
 
@@ -110,7 +110,7 @@ class Row:
         return (self.ours - printed.value) / printed.value
 
     def as_dict(self) -> dict[str, str | float]:
-        """The row for JSON; `printed` is a number in the unit of `ours`."""
+        """Return the row for JSON; `printed` is a number in the unit of `ours`."""
         return {
             "paper": self.paper,
             "table": self.table,

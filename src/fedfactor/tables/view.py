@@ -22,28 +22,28 @@ STYLES: dict[Verdict, str] = {
 
 
 def render(rows: Sequence[Row]) -> RenderableType:
-    """Lay rows out: a table for each table of the papers, ours beside theirs; below, the verdicts counted."""
+    """Return one terminal table per table of the papers, ours beside theirs, and the number of each verdict."""
     parts: list[RenderableType] = []
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.paper, row.table), []).append(row)
     for (paper, table), group in groups.items():
         parts += [_table(f"{paper}, {table}", group), ""]
-    return Group(*parts, summary(rows))
+    return Group(*parts, count_verdicts(rows))
 
 
-def summary(rows: Sequence[Row]) -> Text:
-    """Count the verdicts in one line."""
+def count_verdicts(rows: Sequence[Row]) -> Text:
+    """Return the number of each verdict in one line."""
     counts = Counter(row.verdict for row in rows)
     counted = [Text(f"{counts[verdict]} {verdict}", STYLES[verdict]) for verdict in VERDICTS]
     return Text(f"{len(rows)} figures: ") + Text(", ").join(counted)
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
-    """Lay out one table; remarks are numbered and stand below it, since many rows share theirs."""
+    """Return one table. Remarks are numbered and stand below it, since many rows share one."""
     remarks: dict[str, int] = {}
     view = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
-    # Narrow, so that most tables need no second line a row at 80 columns.
+    # Narrow, so that most rows need one line at 80 columns.
     view.box, view.padding, view.pad_edge = SIMPLE, (0, 1, 0, 0), False
     for heading in ("row", "quantity"):
         view.add_column(heading)
@@ -62,7 +62,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _figure(row: Row) -> str:
-    """Write our figure as the paper writes its own, with two more digits."""
+    """Format our figure like the printed one, with two more digits."""
     printed = Printed.parse(row.printed)
     unit = row.printed.lstrip("<> ").lstrip("0123456789.,").strip()
     whole = isinstance(row.ours, int) and not unit

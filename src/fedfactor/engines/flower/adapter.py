@@ -1,7 +1,7 @@
 """All that this package knows of flwr: what it imports, how a message is packed, and what is switched off.
 
 flwr changes often, so it is pinned, nothing else imports it but `control.py` and `superlink.py`, which start runs, and
-each thing it is relied on for has a test that fails first (`tests/flower/test_canaries.py`, `test_control.py`).
+each thing it is relied on for has a test that fails first (`tests/engines/flower/test_canaries.py`, `test_control.py`).
 """
 
 from __future__ import annotations

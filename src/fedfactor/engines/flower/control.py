@@ -1,7 +1,7 @@
 """What is asked of a SuperLink: who may join, who is there, start a run, how it goes.
 
 The same requests as those of the `flwr` command, without starting a process for each. These parts of Flower are not its
-public interface: they are used here alone, and `tests/flower/test_control.py` says when one of them has changed.
+public interface: they are used here alone, and `tests/engines/flower/test_control.py` fails when one of them changes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,195 @@
+"""`fedfactor run` and `fedfactor compare`: the commands that train."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedfactor.cli.common import (
+    AsJson,
+    DataDir,
+    Quiet,
+    RecipeFile,
+    Settings,
+    Small,
+    complain,
+    console,
+    listed,
+    numbers,
+    read_recipe,
+    resolved_cells,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from fedfactor.runs.recipe import Recipe
+
+ENGINES = ("inline", "pool", "flower-local", "flower-ray")
+
+
+def run(
+    recipe: RecipeFile,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run directory. Default: runs/NAME. A sweep writes one subdirectory per cell."),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="inline: clients in this process. pool: in worker processes. flower-local: a Flower deployment on "
+            "this machine with one node per client. flower-ray: Flower's simulation."
+        ),
+    ] = "inline",
+    workers: Annotated[int, typer.Option(help="Worker processes of the pool. 0: one per core.", min=0)] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...: short for --set train.device=...")] = None,
+    data_dir: DataDir = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last committed round.")] = False,
+    small: Small = False,
+    only: Annotated[str, typer.Option(help="Run only the cells of a sweep whose name matches this pattern.")] = "*",
+    quiet: Quiet = False,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Also log to this viewer: tensorboard or mlflow. Repeatable.")
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time went; write trace.json for Perfetto or Chrome.")
+    ] = False,
+) -> None:
+    """Run a recipe, or all cells of a sweep, and write run directories. Ctrl-C stops at a checkpoint."""
+    from fedfactor.cli.screen import Progress, results, where_time_went
+    from fedfactor.engines import Inline, Pool
+    from fedfactor.profile import recording
+    from fedfactor.runs import loggers
+    from fedfactor.runs.execute import run as run_recipe
+    from fedfactor.runs.execute import summary_of
+    from fedfactor.runs.interrupts import Stop, each, resume_command
+
+    loggers.check(log or [])
+    _check_engine(engine, workers, profile)
+    tables = read_recipe(recipe, small)
+    cells = resolved_cells(tables, recipe, [*(settings or []), *([f"train.device={device}"] if device else [])], only)
+    folder = out or Path("runs") / next(iter(cells.values())).tables["name"]
+    found, recorders = {}, {}
+    try:
+        with Progress(console, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
+            for name, cell in cells.items():
+                where = folder / name if "sweep" in tables else folder
+                stop.round = 0
+                with (
+                    loggers.logging(log or [], where, name, cell.tables) as logged,
+                    recording() if profile else nullcontext() as recorder,
+                ):
+                    on_event = each(progress.start(name, cell.rounds.rounds), logged, stop.listen)
+                    if engine.startswith("flower"):
+                        found[name] = _run_on_flower(engine, cell, where, resume, data_dir, on_event)
+                    else:
+                        used = pool if engine == "pool" else Inline()
+                        result = run_recipe(
+                            cell, where, resume=resume, engine=used, data_dir=data_dir, on_event=on_event
+                        )
+                        found[name] = summary_of(result)
+                if recorder is not None:
+                    recorder.write(where / "trace.json")
+                    recorders[name] = recorder
+    except KeyboardInterrupt:
+        complain(f"stopped; {where} holds everything up to round {stop.round}. Resume with:")
+        print(resume_command(sys.argv), file=sys.stderr)
+        raise typer.Exit(130) from None
+    if not quiet:
+        console.print(results(found, {name: cell.tables["paper"] for name, cell in cells.items()}))
+        for name, recorder in recorders.items():
+            console.print(where_time_went(name, recorder))
+        tell(f"wrote {folder}; next: fedfactor report {shlex.quote(str(folder))} -o report.html")
+
+
+def _check_engine(engine: str, workers: int, profile: bool) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
+    if workers and engine != "pool":
+        raise ValueError(f"--workers needs --engine pool: the engine {engine} has no worker processes")
+    if profile and engine.startswith("flower"):
+        raise ValueError(f"--profile needs --engine inline or pool: it cannot see the processes of {engine}")
+
+
+def _run_on_flower(
+    engine: str, recipe: Recipe, where: Path, resume: bool, data_dir: Path | None, on_event: Callable[[Any], None]
+) -> dict[str, Any]:
+    from fedfactor.engines.flower.adapter import QUIET  # noqa: F401  # its error says what to install
+    from fedfactor.runs.flower.local import run_local
+
+    simulated = engine == "flower-ray"
+    return run_local(recipe, where, resume=resume, simulation=simulated, data_dir=data_dir, on_event=on_event)
+
+
+def compare(
+    recipe: RecipeFile,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas: fedavg,fedpara,flanc.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory of all runs, one METHOD/seed-N per run.")],
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "1,2,3",
+    jobs: Annotated[int, typer.Option(help="Number of runs at once, each in its own process.", min=1)] = 1,
+    settings: Settings = None,
+    method_settings: Annotated[
+        list[str] | None, typer.Option("--method-set", help="Set a field of one method: fedpara.gamma=0.3. Repeatable.")
+    ] = None,
+    small: Small = False,
+    only: Annotated[
+        str, typer.Option(help="Take methods' settings only from the cells of a sweep that match this pattern.")
+    ] = "*",
+    data_dir: DataDir = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Compare methods over seeds. Runs what is missing and resumes what was interrupted."""
+    from fedfactor.cli.screen import Progress
+    from fedfactor.report import comparison
+    from fedfactor.report import report as write_report
+    from fedfactor.runs import compare as comparing
+
+    chosen = numbers("--seeds", seeds, "1,2,3", int)
+    cells = comparing.cells(
+        read_recipe(recipe, small), listed(methods), chosen, out, settings=settings or [],
+        method_settings=method_settings or [], only=only, where=str(recipe),
+    )  # fmt: skip
+    # Progress goes to standard error, so that the table can be piped.
+    try:
+        with Progress(Console(stderr=True), quiet) as progress:
+            outcomes = comparing.run_cells(
+                cells,
+                jobs=jobs,
+                data_dir=data_dir,
+                on_start=lambda cell: progress.start(cell.name, cell.recipe.rounds.rounds),
+            )
+    except KeyboardInterrupt:
+        complain("interrupted; run the same command again to resume")
+        raise typer.Exit(130) from None
+    lines = comparison.lines(outcomes)
+    if latex:
+        print(comparison.latex(lines), end="")
+    elif as_csv:
+        print(comparison.csv_text(lines), end="")
+    elif as_json:
+        print(json.dumps([line.as_dict() for line in lines], indent=1))
+    else:
+        console.print(comparison.table(lines))
+    done = [outcome.cell.directory for outcome in outcomes if not outcome.failure]
+    if done and importlib.util.find_spec("plotly") is None:
+        complain("the report needs the package plotly: pip install 'fedfactor[report]'")
+    elif done:
+        write_report(done, out / "report.html")
+        Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)
+    for outcome in outcomes:
+        if outcome.failure:
+            complain(f"{outcome.cell.name}: {outcome.failure}")
+    if any(outcome.failure for outcome in outcomes):
+        raise typer.Exit(1)

@@ -1,0 +1,107 @@
+"""What a terminal shows of a run: figures worked out by hand from made-up events."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedfactor.cli.screen import Progress, Watched, accuracy, bars, clock, in_bytes, traffic
+from tests.helpers.events import round_event
+
+
+def answered(number: int, failure: str | None = None) -> dict[str, Any]:
+    return {"event": "answered", "round": number, "client": 1, "failure": failure, "of": 4}
+
+
+def shown(run: Watched) -> str:
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    console.print(run.panel())
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def watched() -> Watched:
+    run = Watched("demo", rounds=5)
+    for event in [
+        {"event": "start", "dense_bytes": 2000},
+        answered(1),
+        round_event(1, 0.50),
+        round_event(2, 0.75),
+        round_event(3, 0.70, seconds=40.0),
+    ]:
+        run.hear(event)
+    return run
+
+
+def test_the_live_screen_has_round_accuracy_trend_traffic_clients_and_time_left() -> None:
+    text = shown(watched())
+    assert "3/5" in text
+    assert "0.700 ▼ -0.050 in round 3, best 0.750 in round 2  ▁█▇" in text  # 0.70 is 0.8 of the way: bar 6 of 0 to 7
+    assert "6.0 kB, dense FedAvg 24.0 kB (4.0x)" in text  # 3 rounds of 4 clients at 2000 bytes
+    assert "0:00:40 left" in text  # two rounds at the mean of 10, 10 and 40 seconds
+    assert "round 3: 4 of 4 done, 0 failed" in text
+
+
+def test_clients_of_the_round_are_counted_as_they_answer() -> None:
+    run = watched()
+    for event in [answered(4), answered(4), answered(4, "died")]:
+        run.hear(event)
+    assert "round 4: 2 of 4 done, 1 failed" in shown(run) and "measuring" not in shown(run)
+    run.hear(answered(4))
+    assert "round 4: 3 of 4 done, 1 failed, measuring" in shown(run)
+
+
+def test_a_resumed_run_knows_its_past() -> None:
+    run = Watched("demo", rounds=5)
+    past = [{"event": "start", "dense_bytes": 2000}, round_event(1, 0.5), round_event(2, 0.75)]
+    run.hear({"event": "resumed", "round": 2, "past": past})
+    assert (
+        run.round == 2
+        and run.dense == 16000
+        and run.measured == [(1, 0.5), (2, 0.75)]
+        and run.left == pytest.approx(30)
+    )
+
+
+def test_lines_where_there_is_no_terminal_and_nothing_when_quiet() -> None:
+    for quiet, wanted in {False: ["d: round 1/2, loss 0.500", "d: round 2/2"], True: []}.items():
+        console = Console(file=io.StringIO(), force_terminal=False, width=40)  # lines stay whole
+        with Progress(console, quiet) as progress:
+            listen = progress.start("d", 2)
+            listen({"event": "start", "dense_bytes": 500})
+            progress.notice("stopping soon")
+            for number in (1, 2):
+                listen(answered(number))
+                listen(round_event(number, 0.5))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert lines[:1] == ([] if quiet else ["stopping soon"])
+        assert len(lines[1:]) == len(wanted) and all(map(str.startswith, lines[1:], wanted))
+        assert quiet or "2.0 kB, dense FedAvg 2.0 kB (1.0x), 0:00:10 left" in lines[1]
+
+
+def test_a_terminal_gets_the_picture() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console, False) as progress:
+        listen = progress.start("[b]d[/b]", 1)
+        listen(answered(1))
+        listen(round_event(1, 0.5))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[b]d[/b]: 1 rounds, accuracy 0.500, 2.0 kB" in text
+
+
+def test_small_words() -> None:
+    assert [in_bytes(size) for size in (0, 999, 1000, 1234567, 5e9, 2e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "1.2 MB",
+        "5.0 GB",
+        "2.0 TB",
+    ]
+    assert [clock(seconds) for seconds in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
+    assert bars([0.0, 0.5, 1.0]) == "▁▅█" and bars([2.0, 2.0]) == "▁▁"
+    assert traffic({}, 2000) == "nothing sent; dense FedAvg 2.0 kB"
+    assert accuracy({"all": {"accuracy": 0.25}, "global": {"1": {"accuracy": 0.5}}}) == 0.25
+    assert accuracy({"loss": 1.0}) is None

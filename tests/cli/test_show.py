@@ -1,0 +1,34 @@
+"""`fedfactor tables`, `methods` and `data show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.helpers.command import fedfactor
+
+
+def test_tables_as_json_and_as_text() -> None:
+    rows = json.loads(fedfactor("tables", "--paper", "feddecomp", "--json").stdout)
+    fields = {"paper", "table", "row", "quantity", "ours", "printed", "relative_error", "verdict", "note"}
+    assert rows and all(set(row) == fields for row in rows)
+    assert "feddecomp" in fedfactor("tables", "--paper", "feddecomp").stdout.lower()
+
+
+def test_methods_lists_everything_with_paper_and_fields() -> None:
+    rows = json.loads(fedfactor("methods", "--json").stdout)
+    by_name = {(row["kind"], row["name"]): row for row in rows}
+    fedpara = by_name["method", "fedpara"]
+    assert fedpara["paper"] == "arXiv:2108.06098"
+    assert {field["name"] for field in fedpara["fields"]} == {"dense", "gamma", "tanh", "jacobian"}
+    assert all(field["help"] for row in rows for field in row["fields"])
+    assert {kind for kind, _ in by_name} == {"method", "optimizer", "codec"}
+    assert "fedpara" in fedfactor("methods").stdout
+
+
+def test_data_show_draws_who_has_what(tmp_path: Path) -> None:
+    path = tmp_path / "shown.toml"
+    path.write_text('data = { name = "digits" }\nmodel = { name = "digits_cnn" }\n')
+    done = fedfactor("data", "show", path, "--set", 'partition={kind="dirichlet", clients=5, alpha=0.2}')
+    assert done.exit_code == 0, done.stderr
+    assert "digits: 1,438 train" in done.stdout and "●" in done.stdout

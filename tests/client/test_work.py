@@ -1,0 +1,80 @@
+"""The client's own step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedfactor.client.descent import Descent
+from fedfactor.client.work import batches
+from fedfactor.data.clients import FederatedData
+from fedfactor.protocol.method import Group
+from fedfactor.protocol.settings import Training
+from fedfactor.protocol.setup import Setup
+from fedfactor.registry import create
+from fedfactor.runs.simulate import simulate
+from fedfactor.task import Task
+from tests.helpers.tiny import OPTIMIZERS, data
+
+
+def setup(training: Training) -> Setup:
+    fedavg = create("methods", "fedavg"), create("optimizers", "fedavg"), create("codecs", "float32")
+    return Setup(Task(nn.Identity, data()), *fedavg, training)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_decay: float) -> None:
+    """One parameter has no gradient in the first two steps: its momentum starts later than the others'."""
+    rng = torch.Generator().manual_seed(0)
+    start = {name: torch.randn(40, 30, generator=rng) for name in ("a", "b", "late")}
+    ours = {name: nn.Parameter(value.clone()) for name, value in start.items()}
+    theirs = {name: nn.Parameter(value.clone()) for name, value in start.items()}
+    training = Training(momentum=momentum, weight_decay=weight_decay)
+    descent = Descent(training, [Group(["a", "b", "late"])], ours, lr=0.1)
+    # An optimizer each, since torch's fused one does not take parameters whose momentum starts at different times.
+    plain = [
+        torch.optim.SGD([p], lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True) for p in theirs.values()
+    ]
+    for step in range(5):
+        for name in start:
+            gradient = None if name == "late" and step < 2 else torch.randn(40, 30, generator=rng)
+            ours[name].grad, theirs[name].grad = gradient, None if gradient is None else gradient.clone()
+        descent.step()
+        for optimizer in plain:
+            optimizer.step()
+        assert all(torch.equal(ours[name], theirs[name]) for name in start)
+    assert not torch.equal(ours["late"], start["late"])
+
+
+@pytest.mark.parametrize(("examples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (21, [10, 11]), (7, [7])], ids=str)
+def test_an_epoch_is_every_example_once_the_last_smaller_batch_included(examples: int, sizes: list[int]) -> None:
+    both = torch.arange(float(examples)), torch.arange(examples)
+    found = list(batches(setup(Training(batch_size=10)), both, 2, torch.Generator().manual_seed(0)))
+    assert [len(y) for _, y in found] == 2 * sizes
+    first, second = (torch.cat([y for _, y in half]).tolist() for half in (found[: len(sizes)], found[len(sizes) :]))
+    assert sorted(first) == sorted(second) == list(range(examples)) and first != second
+    assert all(torch.equal(x, y.float()) for x, y in found)
+
+
+class Words(nn.Module):
+    """Means of word vectors, and a classifier."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.fc = nn.Embedding(20, 4, sparse=sparse), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.table(x).mean(1))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_sparse_gradients_of_an_embedding_are_gradients_like_others(optimizer: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(20, (12, 5), generator=rng), torch.randint(3, (12,), generator=rng)
+    words = FederatedData((inputs, targets), [torch.arange(6), torch.arange(6, 12)])
+    settings = {"rounds": 2, "lr": 0.1, "batch_size": 3, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    dense, sparse = (simulate(Words(sparse), words, optimizer=optimizer, **settings) for sparse in (False, True))
+    assert sparse.summary["weights_sha256"] == dense.summary["weights_sha256"]

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import types
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfactor import registry
+from fedfactor.data import Dataset, MissingData, load
+from fedfactor.data.clients import AsStored
+from fedfactor.data.sources import data_folder, info, names
+from fedfactor.rng import numpy_rng
+from tests.helpers import made_data as make
+
+
+def test_all_sources_say_what_they_are() -> None:
+    expected = {
+        "ag_news", "cifar10", "cifar100", "cinic10", "digits", "fashion-mnist", "femnist", "folder", "huggingface",
+        "imdb", "mnist", "mnist-writers", "shakespeare", "tiny-imagenet",
+    }  # fmt: skip
+    assert expected <= set(names())
+    for name in names():
+        assert info(name).summary, name
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {"digits", "folder", "huggingface"}))
+def test_missing_data_is_one_sentence(name: str, tmp_path: Path) -> None:
+    if name == "mnist-writers":
+        make.mnist(tmp_path)
+    with pytest.raises(MissingData) as caught:
+        load(name, tmp_path)
+    text = str(caught.value)
+    assert text.startswith(f"{name} was looked for in {tmp_path}")
+    assert "fetch it with `" in text
+    assert "{" not in text
+    assert "\n" not in text
+
+
+def test_mistakes_name_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no data set is called 'fashion_mnist'; did you mean 'fashion-mnist'"):
+        load("fashion_mnist", tmp_path)
+    with pytest.raises(ValueError, match="imdb has no option 'lenght'; did you mean 'length'"):
+        load("imdb", tmp_path, lenght=3)
+    with pytest.raises(ValueError, match="huggingface needs a name after a colon"):
+        load("huggingface", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("digits", {"test_share": 1.0}, "test_share must lie between 0 and 1, got 1"),
+        ("digits", {"test_share": -0.5}, "test_share must lie between 0 and 1, got -0.5"),
+        ("digits", {"norm": "cifar10"}, "the normalisation 'cifar10' is for 3 channels, the images have 1"),
+        ("imdb", {"length": 0}, "length must be a whole number, at least 1, got 0"),
+        ("ag_news", {"vocabulary": -1}, "vocabulary must be a whole number, at least 1, got -1"),
+        ("shakespeare", {"roles": -1}, "roles must be a whole number, at least 0, got -1"),
+        ("folder", {"path": ".", "size": -3}, "size must be a whole number, at least 0, got -3"),
+        ("folder", {"path": "."}, "folder has no training examples: its files in .* are empty, or of another layout"),
+    ],
+)
+def test_options_out_of_range(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(ValueError, match=message):
+        load(name, tmp_path, **options)
+
+
+def test_digits_are_those_of_scikit_learn_whose_import_takes_long(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    raw, data = load_digits(), load("digits", tmp_path)
+    order = numpy_rng(0, "split").permutation(1797)
+    assert np.array_equal(np.concatenate([data.test[0], data.train[0]])[:, 0], raw.images[order])
+    assert np.array_equal(np.concatenate([data.test[1], data.train[1]]), raw.target[order])
+    code = "import sys; from fedfactor.data import load; load('digits'); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_digits_need_nothing(tmp_path: Path) -> None:
+    data = load("digits", tmp_path / "nowhere")
+    assert data.train[0].shape == (1438, 1, 8, 8)
+    assert data.train[0].max() == 16
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDFACTOR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert data_folder() == tmp_path / "cache" / "fedfactor" / "data"
+    monkeypatch.setenv("FEDFACTOR_DATA", str(tmp_path / "mine"))
+    assert data_folder() == tmp_path / "mine"
+    assert data_folder("here") == Path("here")
+
+
+def test_the_recipe_can_choose_normalisation_and_augmentation(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    data = load("cifar10", tmp_path, norm="flanc", crop=4, flip=True)
+    assert (data.transform.crop, data.transform.flip) == (4, True)  # type: ignore[union-attr]
+    assert load("cifar10", tmp_path, norm="").norm == "cifar10"
+    with pytest.raises(ValueError, match="no normalisation is called 'flank'; there are"):
+        load("cifar10", tmp_path, norm="flank")
+
+
+def test_text_is_not_augmented(tmp_path: Path) -> None:
+    place = tmp_path / "ag_news_csv"
+    place.mkdir()
+    for part in ("train", "test"):
+        (place / f"{part}.csv").write_text('"1","a","b"\n')
+    with pytest.raises(ValueError, match="ag_news has no images of bytes"):
+        load("ag_news", tmp_path, crop=4)
+
+
+def test_arrays_are_mapped_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedfactor.data.sources import cifar
+
+    make.cifar10(tmp_path)
+    first = load("cifar10", tmp_path)
+    assert isinstance(first.train[0], np.memmap)
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar, "_rows", lambda *_: pytest.fail("read again"))
+        again = load("cifar10", tmp_path)
+    np.testing.assert_array_equal(again.train[0], first.train[0])
+    # Writing into the array must not reach the file.
+    again.train[0][0] = 0
+    np.testing.assert_array_equal(load("cifar10", tmp_path).train[0], first.train[0])
+    assert not list((tmp_path / ".fedfactor").glob("new-*"))
+
+
+def test_changed_files_and_damaged_caches_are_read_again(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    assert len(load("cifar10", tmp_path).train[1]) == 20
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
+    path.write_bytes(path.read_bytes() * 2)
+    assert len(load("cifar10", tmp_path).train[1]) == 24
+    for folder in (tmp_path / ".fedfactor").iterdir():
+        (folder / "train_x.npy").write_bytes((folder / "train_x.npy").read_bytes()[:200])
+    assert load("cifar10", tmp_path).train[0].shape == (24, 3, 32, 32)
+
+
+def test_a_failure_leaves_no_cache(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        load("cifar10", tmp_path)
+    assert list((tmp_path / ".fedfactor").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make.cifar10(tmp_path / "data")
+    (tmp_path / "data" / ".fedfactor").write_text("in the way")
+    assert len(load("cifar10", tmp_path / "data").train[1]) == 20
+    assert list((tmp_path / "cache" / "fedfactor" / "data" / ".fedfactor").glob("cifar10-*"))
+    (tmp_path / "other").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(OSError, match="no place to keep the arrays of cifar10"):
+        load("cifar10", tmp_path / "data")
+
+
+def test_what_cannot_be_removed_is_gone_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make.cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    (there,) = (tmp_path / ".fedfactor").iterdir()
+    for path in there.iterdir():
+        path.unlink()
+    there.rmdir()
+    there.write_text("a file in the way")
+    assert len(load("cifar10", tmp_path).train[1]) == 20
+    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    for name, age in (("new-old", 100_000), ("new-young", 0)):
+        left = tmp_path / ".fedfactor" / name
+        left.mkdir(parents=True)
+        os.utime(left, (time.time() - age,) * 2)
+    make.cifar10(tmp_path)
+    load("cifar10", tmp_path)
+    assert [path.name for path in (tmp_path / ".fedfactor").glob("new-*")] == ["new-young"]
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    make.cifar10(tmp_path)
+    found: list[Dataset] = []
+    threads = [threading.Thread(target=lambda: found.append(load("cifar10", tmp_path))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for data in found:
+        np.testing.assert_array_equal(data.train[0], found[0].train[0])
+    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
+
+
+def tiny(folder: Path, size: int = 3) -> Dataset:
+    """Ones."""
+    examples = np.ones((size, 1, 2, 2), np.uint8), np.zeros(size, np.int64)
+    return Dataset("tiny", examples, examples, ("zero",))
+
+
+def test_users_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._table, "data", dict(registry._table["data"]))
+    registry.register("data", "tiny")(tiny)
+    assert len(load("tiny", tmp_path, size=5).train[1]) == 5
+    with pytest.raises(ValueError, match="'tiny' is already registered by"):
+        registry.register("data", "tiny")(lambda folder: tiny(folder))
+
+
+def test_packages_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._table, "data", dict(registry._table["data"]))
+    point = EntryPoint("plugged", "tests.data.sources.test_registry:tiny", "fedfactor.data")
+    monkeypatch.setattr(registry, "_plugins", lambda kind: (point,))
+    assert "plugged" in names()
+    assert load("plugged", tmp_path).name == "tiny"
+
+
+class Image:
+    """Stands for a feature of the package `datasets`."""
+
+
+class ClassLabel:
+    names = ("cat", "dog")
+
+
+class Rows:
+    def __init__(self, features: dict[str, Any], columns: dict[str, list[Any]]) -> None:
+        self.features, self.columns = features, columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
+    def load_dataset(name: str, config: str | None, split: str, revision: str) -> Rows:
+        if name != "owner/set" or split not in splits:
+            raise ConnectionError("couldn't reach\nthe hub")
+        return splits[split]
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", module)
+
+
+def test_huggingface_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, Any] = {"text": object(), "label": ClassLabel(), "who": object()}
+    train = Rows(kinds, {"text": ["Meow meow", "woof"], "label": [0, 1], "who": ["ann", "bob"]})
+    test = Rows(kinds, {"text": ["meow moo"], "label": [0], "who": ["bob"]})
+    hub(monkeypatch, {"train": train, "test": test})
+    data = load("huggingface:owner/set", tmp_path, length=3, natural="who")
+    assert data.class_names == ("cat", "dog")
+    np.testing.assert_array_equal(data.train[0], [[2, 2, 0], [3, 0, 0]])
+    np.testing.assert_array_equal(data.test[0], [[2, 1, 0]])
+    assert data.test_ids is not None and data.test_ids.tolist() == [1]
+    assert data.owners == ("ann", "bob")
+    with pytest.raises(MissingData, match=r"hub .* not loaded: couldn't reach the hub; fetch it once"):
+        load("huggingface:owner/other", tmp_path)
+    with pytest.raises(ValueError, match="which column are the inputs\\? Give inputs = one of text, label, who"):
+        load("huggingface:owner/set", tmp_path, inputs="txt")
+
+
+def test_huggingface_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import PIL.Image
+
+    arrays = [make.pixels(5, 4, 3, seed=seed) for seed in range(3)]
+    pictures = [PIL.Image.fromarray(array) for array in arrays]
+    kinds: dict[str, Any] = {"img": Image(), "what": object()}
+    rows = Rows(kinds, {"img": pictures, "what": ["b", "a", "b"]})
+    hub(monkeypatch, {"train": rows})
+    data = load("huggingface:owner/set", tmp_path, test="", target="what")
+    np.testing.assert_array_equal(data.train[0], np.stack(arrays).transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.train[1], [1, 0, 1])
+    assert data.test[0].shape == (0, 3, 5, 4)
+
+
+def test_huggingface_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ImportError, match=r"huggingface:owner/set needs datasets: pip install 'fedfactor\[huggingface\]'"
+    ):
+        load("huggingface:owner/set", tmp_path)
+
+
+# A function of the user's own.
+
+
+def table(rows: int, wide: int = 5) -> Dataset:
+    """Numbers, and whether the first is above 0."""
+    x = np.random.default_rng(0).normal(size=(rows, wide))
+    y = (x[:, 0] > 0).astype(np.int64)
+    return Dataset("table", (x[10:], y[10:]), (x[:10], y[:10]), ("no", "yes"))
+
+
+def from_folder(folder: Path) -> Dataset:
+    """Ones, as many as a file says."""
+    return tiny(folder, int((folder / "size").read_text()))
+
+
+def a_word(folder: Path) -> str:
+    return "digits"
+
+
+HERE = "tests.data.sources.test_registry"
+
+
+def test_data_of_a_function(tmp_path: Path) -> None:
+    found = load(f"{HERE}:table", tmp_path, rows=30)
+    assert found.train[0].shape == (20, 5) and found.classes == 2
+    assert found.transform == AsStored()  # floats are not token ids
+    (tmp_path / "size").write_text("4")
+    assert len(load(f"{HERE}:from_folder", tmp_path).train[1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("table", {}, "table needs rows, which has no default"),
+        ("table", {"rows": 30, "wid": 3}, "has no option 'wid'; did you mean 'wide'"),
+        ("table", {"rows": 30, "crop": 4}, "table has no images of bytes: it cannot be normalised"),
+        ("a_word", {}, r"should return a fedfactor\.data\.Dataset, got a str"),
+        ("nothing", {}, "cannot be imported as package.module:name: .*has no attribute 'nothing'.*there are ag_news"),
+    ],
+)
+def test_mistakes_with_functions(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(f"{HERE}:{name}", tmp_path, **options)
+
+
+def test_a_module_that_is_not_there_may_be_a_slip(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'huggingfac:x', and .*No module named .*did you mean 'huggingface'"):
+        load("huggingfac:x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64), r"N x C x H x W.*got uint8 of shape \(3, 8, 8\)"),
+        (np.zeros((3, 8)), np.zeros(3), "the targets of int64"),
+        ([[0.0]] * 3, np.zeros(3, np.int64), "are numpy arrays"),
+    ],
+)
+def test_arrays_that_no_network_reads(inputs: Any, targets: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Dataset("mine", (inputs, targets), (inputs, targets), ("a",))

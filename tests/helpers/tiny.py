@@ -1,0 +1,75 @@
+"""The federation of `fedfactor.testing` on real digits, and everything that is registered."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedfactor import testing
+from fedfactor.data import digits
+from fedfactor.data.clients import FederatedData
+from fedfactor.protocol.method import Method
+from fedfactor.registry import create, names
+from fedfactor.server.result import Result
+from fedfactor.task import Task
+from fedfactor.testing import SmallNet as Tiny
+from fedfactor.testing import promises
+from fedfactor.testing.federation import Recording, Tampering
+
+__all__ = [
+    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "refusal", "run",
+    "task",
+]  # fmt: skip
+
+METHODS = names("methods")
+OPTIMIZERS = names("optimizers")
+CODECS = names("codecs")
+
+FIELDS = {"pufferfish": {"warmup": 1}}
+"""Settings of a method under which a short run shows all that it does."""
+
+
+@functools.cache
+def data(even: bool = True) -> FederatedData:
+    """Six clients of 40 digits each (uneven: 20 to 60)."""
+    whole = digits(clients=1, seed=3)
+    where = whole.train_of[0]
+    edges = [0, 40, 80, 120, 160, 200, 240] if even else [0, 20, 60, 120, 150, 205, 240]
+    parts = [where[a:b] for a, b in itertools.pairwise(edges)]
+    assert whole.central is not None
+    own = [torch.arange(20) + 20 * client for client in range(6)]
+    return FederatedData(whole.train, parts, whole.central, own)
+
+
+def task() -> Task:
+    """The tiny network on the tiny data."""
+    return Task(Tiny, data())
+
+
+def skewed() -> FederatedData:
+    """Six clients with the digits of two classes each."""
+    labels = data().train[1]
+    parts = [torch.isin(labels, torch.tensor([c, c + 4])).nonzero().flatten()[:30] for c in range(6)]
+    return FederatedData(data().train, parts, data().central)
+
+
+def run(method: Any = "fedavg", **settings: Any) -> Result:
+    """Run two rounds of three out of six clients; every setting can be changed."""
+    if isinstance(method, str):
+        method = create("methods", method, **FIELDS.get(method, {}))
+    return testing.run(method, **{"data": data(), **settings})
+
+
+def refusal(method: str, optimizer: str, codec: str) -> str | None:
+    """Return why a combination is refused, or `None`."""
+    return promises.refusal(create("methods", method), optimizer, codec)
+
+
+def decaying(method: Method, network: nn.Module) -> dict[str, bool]:
+    """Return on which parameters weight decay acts."""
+    (phase,) = method.phases(network, 1)
+    return {name: group.weight_decay for group in phase.groups for name in group.names}

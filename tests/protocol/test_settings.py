@@ -1,0 +1,117 @@
+"""Schedules, capacities and cohorts by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from fedfactor.methods import FedAvg
+from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
+from fedfactor.rng import seeded
+from tests.helpers.tiny import run
+
+
+def test_schedules() -> None:
+    assert [Schedule().rate(0.1, t, 10) for t in (0, 9)] == [0.1, 0.1]
+    assert Schedule("exponential", decay=0.992).rate(0.1, 3, 10) == pytest.approx(0.1 * 0.992**3)
+    steps = Schedule("multistep", decay=0.1, milestones=(2, 4))
+    assert [steps.rate(1.0, t, 6) for t in range(6)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    cosine = Schedule("cosine", floor=1e-4)
+    assert cosine.rate(0.1, 0, 8) == pytest.approx(0.1)
+    assert cosine.rate(0.1, 4, 8) == pytest.approx((0.1 + 1e-4) / 2)
+    assert cosine.rate(0.1, 8, 8) == pytest.approx(1e-4)
+    with pytest.raises(ValueError, match="Schedule: kind should be 'constant', 'exponential', 'multistep' or 'cosine'"):
+        Schedule("linear")  # type: ignore[arg-type]
+
+
+def test_static_capacities_hold_their_shares_exactly() -> None:
+    capacities = Capacities({0.25: 1, 0.5: 1, 1.0: 2})
+    counts = Counter(int(level) for level in capacities.assign(0, 100))
+    assert [counts[i] for i in range(3)] == [50, 25, 25]  # levels 1, .5, .25
+    assert list(capacities.assign(0, 100)) == list(capacities.assign(0, 100))
+    assert list(capacities.assign(0, 100)) != list(capacities.assign(1, 100))
+
+
+def test_dynamic_capacities_follow_their_shares() -> None:
+    capacities = Capacities({0.2: 0.6, 0.4: 0.4}, dynamic=True)
+    drawn = Counter(capacities.redraw(0, t, c) for t in range(40) for c in range(50))
+    assert drawn[0.2] / 2000 == pytest.approx(0.6, abs=0.04)
+
+
+def test_cohorts() -> None:
+    assert sorted(Rounds(cohort=1.0).cohort_of(0, 3, 7)) == list(range(7))
+    assert len(Rounds(cohort=0.16).cohort_of(0, 0, 100)) == 16
+    assert Rounds(cohort=4).cohort_of(0, 1, 50) != Rounds(cohort=4).cohort_of(0, 2, 50)
+    with pytest.raises(ValueError, match="a cohort of 8 cannot be drawn from 7"):
+        Rounds(cohort=8).cohort_of(0, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Training(lr=-1), "Training: lr should be at least 0, got -1"),
+        (lambda: Training(dtype="float8"), "dtype should be 'float32', 'float64' or 'bfloat16'"),
+        (lambda: Capacities({1.5: 1.0}), "Capacities: each key of shares should be at most 1, got {1.5: 1.0}"),
+        (lambda: Capacities({0.5: 0.0}), "Capacities: shares should be greater than 0, got {0.5: 0.0}"),
+        (lambda: Rounds(cohort=1.5), "Rounds: cohort should be a whole number or at most 1, got 1.5"),
+        (lambda: Rounds(quorum=0.0), "Rounds: quorum should be greater than 0, got 0.0"),
+        (lambda: Capacities({}), "Capacities: shares: .* at least 1 item"),
+        (lambda: Training(device="gpu"), "Training: device must be cpu, cuda, cuda:1"),
+        (lambda: Training(batch=3), "unexpected keyword argument 'batch'"),  # type: ignore[call-arg]
+        (lambda: run(round=3), "has no setting 'round'"),
+        (lambda: run("scaffold"), "no method is called 'scaffold'"),
+        (lambda: Training(epochs=1.5), "epochs should be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Training(lr=math.nan), "lr should be a finite number, got nan"),
+        (lambda: Training(momentum=2.0), "momentum should be at most 1, got 2.0"),
+        (lambda: Training(schedule="linear"), "schedule should be a Schedule or 'constant', 'exponential'"),  # type: ignore[arg-type]
+        (lambda: Rounds(rounds=2.5), "rounds should be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Rounds(evaluate_clients="every"), "evaluate_clients should be 'none', 'selected' or 'all'"),  # type: ignore[arg-type]
+        (lambda: Capacities([1.0]), "Capacities: shares should be a table"),  # type: ignore[arg-type]
+        (lambda: run(cohort=9), "a cohort of 9 cannot be drawn from 6 clients"),
+        (lambda: run(FedAvg), "give an object, FedAvg()"),
+    ],
+)
+def test_bad_settings_say_what_is_legal(make: object, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"momentum": 0.9}, {"weight_decay": 0.1}, {"max_grad_norm": 0.01}, {"lr": 0.1}, {"batch_size": 7}, {"epochs": 2}],
+    ids=str,
+)
+def test_every_training_setting_acts(setting: dict[str, float]) -> None:
+    assert run(**setting).summary["weights_sha256"] != run().summary["weights_sha256"]
+
+
+def test_clipping_bounds_a_step() -> None:
+    start, clipped = run(rounds=0).server.tensors, run(rounds=1, max_grad_norm=0.01, cohort=1).server.tensors
+    moved = sum(
+        float((clipped[n] - start[n]).square().sum())
+        for n in start
+        if start[n].is_floating_point() and "running" not in n
+    )
+    assert 0 < math.sqrt(moved) <= 4 * 0.05 * 0.01 * 1.001  # four steps of rate .05
+
+
+def test_those_measured_for_all_are_always_the_same() -> None:
+    assert Rounds().measured(0, 4) == [0, 1, 2, 3]
+    some = Rounds(evaluate_limit=10).measured(0, 1_000_000)
+    assert some == Rounds(evaluate_limit=10).measured(0, 1_000_000) == sorted(set(some))
+    assert len(some) == 10 and some != Rounds(evaluate_limit=10).measured(1, 1_000_000)
+    assert Rounds(evaluate_limit=10).measured(0, 7) == list(range(7))
+
+
+def test_seeding_leaves_the_callers_random_numbers_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with seeded(5):
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), expected)
+    with seeded(5):
+        assert torch.equal(torch.rand(3), first) and not torch.equal(first, expected)

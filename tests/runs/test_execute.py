@@ -1,0 +1,417 @@
+"""Run directories: what is in them, what can be carried on, what is refused, and what opens again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedfactor.runs import execute as runs
+from fedfactor.runs.directory import RunError
+from fedfactor.runs.execute import run
+from fedfactor.runs.open import load
+from fedfactor.runs.recipe import Recipe, RecipeError, override, resolve
+from fedfactor.server.store import DiskStore
+from tests.helpers.tiny import METHODS
+from tests.helpers.tiny import run as simulated
+
+ROOT = Path(__file__).parents[2]
+
+TABLES: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 5,
+    "data": {"name": "digits", "test_share": 0.8},
+    "partition": {"kind": "iid", "clients": 6},
+    "model": {"name": "tests.helpers.tiny:Tiny"},
+    "train": {"rounds": 3, "cohort": 3, "batch_size": 20, "lr": 0.05},
+}
+
+
+def recipe(*assignments: str) -> Recipe:
+    return resolve(override(TABLES, list(assignments)), "tiny.toml")
+
+
+def fedfactor_command(*words: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from fedfactor.cli import main; main()", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **options)
+
+
+# What a run leaves behind.
+
+
+def test_a_finished_run_has_everything(tmp_path: Path) -> None:
+    result = run(recipe("method.name=fedper"), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint", "lock", "metrics.jsonl", "recipe.toml", "summary.json", "task.json",
+    ]  # fmt: skip
+    assert resolve(tomllib.loads((tmp_path / "recipe.toml").read_text())) == recipe("method.name=fedper")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    wanted = {
+        "final_accuracy", "best_accuracy", "rounds", "bytes_up", "bytes_down", "seconds", "weights_sha256",
+        "private_sha256", "failures", "versions",
+    }  # fmt: skip
+    assert wanted <= set(summary)
+    assert summary["rounds"] == 3 and summary["failures"] == 0
+    assert summary["weights_sha256"] == result.summary["weights_sha256"]
+    assert summary["private_sha256"] == result.summary["private_sha256"]
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "round", "round", "round"]
+    assert summary["bytes_up"] == sum(event.get("bytes_up", 0) for event in events)
+    assert summary["final_accuracy"] == events[-1]["selected_after"]["accuracy"]
+
+
+def test_the_same_recipe_in_memory_ends_the_same(tmp_path: Path) -> None:
+    assert run(recipe()).summary == run(recipe(), tmp_path).summary
+
+
+# Carrying on.
+
+
+def test_a_directory_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "rou')
+    (tmp_path / "recipe.toml").write_text('name = "of another run that was killed before its first commit"\n')
+    assert run(recipe(), tmp_path, resume=True).summary["rounds"] == 3
+    assert load(tmp_path).recipe == recipe()
+
+
+def test_a_directory_in_use_is_left_alone_without_resume(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    with pytest.raises(RunError, match="holds a run already; carry on with --resume"):
+        run(recipe("train.rounds=1"), tmp_path)
+
+
+def test_another_recipe_is_refused_naming_the_difference(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    for change, message in (
+        ("train.rounds=2", "train.rounds was 1 and is now 2"),
+        ("method.name=local", "method.name was 'fedavg' and is now 'local'"),
+        ("partition.clients=7", "partition.clients was 6 and is now 7"),
+        ("evaluate.target=0.5", "evaluate.target was None and is now 0.5"),
+    ):
+        with pytest.raises(RunError, match=f"started with another recipe: {message}"):
+            run(recipe("train.rounds=1", change), tmp_path, resume=True)
+
+
+def test_a_run_from_before_settings_were_renamed_resumes_once_its_recipe_is_edited(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(), tmp_path / "old", on_event=_stop_at_round(2))
+    path = tmp_path / "old" / "recipe.toml"
+    text, old = path.read_text(), {"batch_size": "batch", "max_grad_norm": "clip"}
+    path.write_text(text.replace("batch_size", "batch").replace("max_grad_norm", "clip"))
+    committed = tmp_path / "old" / "checkpoint" / "current"
+    info = committed.parent / committed.read_text() / "info.json"
+    state = json.loads(info.read_text())
+    state["settings"] = {old.get(key, key): value for key, value in state["settings"].items()}
+    info.write_text(json.dumps(state))
+    before = sorted((file, file.read_bytes()) for file in path.parent.rglob("*") if file.is_file())
+    renamed = r"recipe\.toml: train\.batch is now train\.batch_size; train\.clip is now train\.max_grad_norm"
+    for use in (lambda: run(recipe(), path.parent, resume=True), lambda: load(path.parent)):
+        with pytest.raises(RecipeError, match=renamed):
+            use()
+    assert sorted((file, file.read_bytes()) for file in path.parent.rglob("*") if file.is_file()) == before
+    path.write_text(text)
+    resumed = run(recipe(), path.parent, resume=True)
+    assert resumed.summary["weights_sha256"] == run(recipe()).summary["weights_sha256"]
+
+
+def _stop_at_round(number: int) -> Callable[[dict[str, Any]], None]:
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "committed" and event["round"] == number:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    honest = runs.load_data
+
+    def other(**options: Any) -> Any:
+        found = honest(**options)
+        return dataclasses.replace(found, train=(found.train[0], 9 - found.train[1]))
+
+    monkeypatch.setattr(runs, "load_data", other)
+    with pytest.raises(ValueError, match=r"clients was 6 .split .* and is now 6"):
+        run(recipe("train.rounds=1"), tmp_path, resume=True)
+
+
+def test_a_run_that_was_started_from_python_is_no_recipes(tmp_path: Path) -> None:
+    simulated(directory=tmp_path, rounds=1)
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"has no recipe\.toml"):
+            run(recipe(), tmp_path, resume=resume)
+
+
+def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
+    for change in ("partition.clients=5000", "train.cohort=7", "model.name=os:getcwd", "model={name = 'mlp'}"):
+        with pytest.raises((ValueError, RunError)):
+            run(recipe(change), tmp_path)
+        assert not (tmp_path / "checkpoint" / "current").exists()
+    assert run(recipe(), tmp_path).summary["rounds"] == 3
+
+
+def test_a_model_that_cannot_take_the_data_says_so() -> None:
+    with pytest.raises(ValueError, match=r"the model cannot take the data, examples of 1 x 8 x 8: .*784"):
+        run(recipe("model={name = 'mlp'}"))
+
+
+def test_what_cannot_be_a_directory_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match=r"file.* cannot be a run directory \(.*\); give another one"):
+            run(recipe(), place)
+
+
+def test_a_model_that_is_none_says_so() -> None:
+    with pytest.raises(RunError, match=r"model 'os:getcwd' should build a torch\.nn\.Module, got a str"):
+        run(recipe("model.name=os:getcwd"))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "checkpoint/round-1/server.safetensors",
+            b"\x10",
+            r"server\.safetensors is damaged .*: restore it from a copy",
+        ),
+        ("checkpoint/round-1/info.json", b'{"round": 1', r"info\.json is damaged"),
+        ("checkpoint/current", b"round-9", "round-9/server.safetensors"),
+        ("checkpoint/current", b"", "current is damaged .expected the name of a round, got ''"),
+        ("checkpoint/current", b"../../other", "current is damaged"),
+        ("metrics.jsonl", b'{"event": "start"}\n', "holds 1 events, but the last commit knows of 2"),
+        ("metrics.jsonl", b"half a li\nne\n", r"metrics\.jsonl is damaged .line 1 is not JSON"),
+        ("recipe.toml", b"half a li", "recipe.toml is not TOML"),
+    ],
+)
+def test_damaged_files_are_named(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(Exception, match=message):
+        run(recipe("train.rounds=1"), tmp_path, resume=True)
+
+
+def test_a_last_line_cut_short_is_cut_off(tmp_path: Path) -> None:
+    whole = run(recipe(), tmp_path / "whole").summary
+    directory = tmp_path / "cut"
+    run(recipe(), directory)
+    with (directory / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "rou')
+    assert len(load(directory).metrics) == 4
+    assert run(recipe(), directory, resume=True).summary == whole
+    assert (directory / "metrics.jsonl").read_text().endswith("}\n")
+
+
+# Other processes.
+
+
+def test_a_second_process_is_refused_before_the_data_is_loaded(tmp_path: Path) -> None:
+    holder = (
+        "import sys, filelock\nwith filelock.FileLock(sys.argv[1]).acquire(timeout=0):\n print('held', flush=True)\n"
+        " sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", holder, str(tmp_path / "lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=r"another process is using .*; wait for it, or give another directory"):
+            run(recipe("data={name = 'cifar10'}"), tmp_path, data_dir=tmp_path / "there is no such folder")
+        assert process.stdin is not None
+        process.stdin.close()
+    assert run(recipe(), tmp_path).summary["rounds"] == 3  # a lock ends with its process
+
+
+# Devices.
+
+
+def test_a_device_that_is_not_here_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"device 'cuda:99' cannot be used here \(.*\); cpu always can"):
+        run(recipe("train.device=cuda:99", "data={name = 'cifar10'}"), tmp_path / "out", data_dir=tmp_path / "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_a_device_that_is_not_here_still_opens(tmp_path: Path) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    path = tmp_path / "recipe.toml"
+    path.write_text(path.read_text().replace('device = "cpu"', 'device = "cuda"'))
+    assert load(tmp_path).recipe.training.device == "cuda"
+    assert next(load(tmp_path).model().parameters()).device.type == "cpu"
+
+
+# Opening again.
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever loads data fails."""
+
+    def fail(**options: object) -> None:
+        raise AssertionError("loaded data")
+
+    monkeypatch.setattr(runs, "load_data", fail)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A run with private states and two rounds kept."""
+    run(recipe("method.name=fedper", "optimizer.name=scaffold", "run.keep_rounds=[0, 2]"), tmp_path)
+    return tmp_path
+
+
+def test_models_open_without_the_data(finished: Path, request: pytest.FixtureRequest) -> None:
+    expected = load(finished).result()
+    request.getfixturevalue("no_data")
+    opened = load(finished)
+    x = torch.randn(4, 1, 8, 8)
+    for ours, theirs in (
+        (opened.model(), expected.model),
+        (opened.model(capacity=1.0), expected.model),
+        (opened.model(client=2), expected.client_model(2)),
+    ):
+        torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=0, atol=0)
+    assert opened.task["classes"] == 10 and opened.task["clients"] == 6 and opened.task["input_shape"] == [1, 8, 8]
+    assert opened.summary is not None and opened.summary["rounds"] == 3
+    table = opened.table()
+    assert table["round"] == [1, 2, 3] and len(table["totals.bytes_up"]) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_of_every_method_open_without_the_data(
+    method: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    levels = ("capacities.levels=[1.0, 0.5]", "capacities.shares=[0.5, 0.5]", "run.keep_rounds=[1]")
+    result = run(recipe(f"method.name={method}", "train.epochs=2", "train.rounds=2", *levels), tmp_path)
+    request.getfixturevalue("no_data")
+    x = torch.randn(4, 1, 8, 8)
+    opened = load(tmp_path)
+    for level in (1.0, 0.5):
+        torch.testing.assert_close(opened.model(level).eval()(x), result.model_at(level).eval()(x), rtol=0, atol=0)
+    for client in range(6):
+        ours, theirs = opened.model(client=client).eval(), result.client_model(client).eval()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+        load(tmp_path, round=1).model(client=client)
+
+
+def test_statistics_of_norms_are_kept_with_the_round(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    method = ("method.name=heterofl", "method.static_norm=true", "evaluate.every=2", "run.keep_rounds=[1, 2]")
+    result = run(recipe(*method, "capacities.levels=[1.0, 0.5]", "capacities.shares=[0.5, 0.5]"), tmp_path)
+    request.getfixturevalue("no_data")
+    x = torch.randn(4, 1, 8, 8)
+    for level in (1.0, 0.5):
+        ours, theirs = load(tmp_path).model(capacity=level).eval(), result.model_at(level).eval()
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    load(tmp_path, round=2).model(client=1)
+    with pytest.raises(RunError, match=r"norm statistics at capacity 1 were not gathered in round 1; .* result\(\)"):
+        load(tmp_path, round=1).model()
+
+
+def test_kept_rounds_are_what_the_run_was_then(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shorter = tmp_path_factory.mktemp("shorter")
+    settings = ("method.name=fedper", "optimizer.name=scaffold", "run.keep_rounds=[0, 2]", "train.rounds=2")
+    run(recipe(*settings), shorter)
+    kept, then = load(finished, round=2), load(shorter)
+    assert load(finished).kept == [0, 2]
+    assert kept.server().keys() == then.server().keys()
+    for name, tensor in kept.server().items():
+        assert torch.equal(tensor, then.server()[name])
+    assert kept.clients() == then.clients() != []
+    for client in kept.clients():
+        ours, theirs = kept.private(client), then.private(client)
+        assert set(ours) == {"kept", "optimizer"} and set(ours["kept"]) == {"fc.weight", "fc.bias"}
+        assert all(torch.equal(ours[part][name], theirs[part][name]) for part in ours for name in ours[part])
+    assert len(kept.metrics) == 3 and kept.table()["round"] == [1, 2]
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(kept.model(client=0).eval()(x), then.model(client=0).eval()(x))
+    assert not torch.equal(kept.model(client=0).eval()(x), load(finished, round=0).model(client=0).eval()(x))
+    start = load(finished, round=0)
+    assert start.clients() == [] and start.private(0) == {} and len(start.metrics) == 1
+
+
+def test_a_round_to_keep_is_kept_although_killed_just_after_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    one = recipe("run.keep_rounds=[2]")
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "_keep", kill)
+        with pytest.raises(Killed):
+            run(one, tmp_path / "out")
+    run(one, tmp_path / "out", resume=True)
+    assert load(tmp_path / "out").kept == [2]
+
+
+def test_a_round_that_was_not_kept_names_those_that_were(
+    finished: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(RunError, match=r"round 1 of .* was not kept; kept rounds: 0, 2"):
+        load(finished, round=1)
+    none = tmp_path_factory.mktemp("none")
+    run(recipe("train.rounds=1"), none)
+    with pytest.raises(RunError, match=r"round 1 of .* was not kept; kept rounds: none"):
+        load(none, round=1)
+
+
+def test_runs_are_compared_client_by_client(finished: Path) -> None:
+    opened = load(finished)
+    itself = opened.against(finished, measured="selected_after", when="last")
+    assert itself["clients"] == itself["ties"] > 0 and opened.against(opened, measured="selected_after")["losers"] == []
+
+
+def test_a_damaged_state_is_named(finished: Path) -> None:
+    client = load(finished).clients()[0]
+    (path,) = (finished / "checkpoint").glob(f"client/*/{client}.*")
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(RunError, match=f"the state of client {client} in .* is damaged"):
+        load(finished).private(client)
+
+
+def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no client 6: the run has 6, counted from 0"):
+        load(finished).model(client=6)
+    with pytest.raises(RunError, match=r"a capacity lies in \(0, 1\], got 2"):
+        load(finished).model(capacity=2)
+    with pytest.raises(RunError, match=r"is no run directory: it has no recipe\.toml"):
+        load(tmp_path / "nowhere")
+    started = tmp_path / "started"
+    started.mkdir()
+    (started / "recipe.toml").write_text(recipe().to_toml())
+    with pytest.raises(RunError, match=r"has no task\.json: the run has not started yet"):
+        load(started).model()
+    with pytest.raises(RunError, match="has no committed round yet"):
+        load(started).server()
+    assert load(started).metrics == [] and load(started).summary is None
+
+
+def test_a_running_run_opens_at_its_last_commit(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(recipe("train.rounds=400", "method.name=fedper", "evaluate.every=0").to_toml())
+    out = tmp_path / "out"
+    with fedfactor_command("run", str(tmp_path / "tiny.toml"), "--out", str(out)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "round 1/" in line:
+                break
+        until = time.monotonic() + 3
+        seen = set()
+        while time.monotonic() < until:
+            opened = load(out)
+            seen.add(len(opened.metrics))
+            opened.server()
+            for client in opened.clients():
+                opened.private(client)
+            opened.model(client=0)
+        assert opened.summary is None
+        process.kill()
+    assert len(seen) > 1, "the run did not move on while it was read"
