@@ -30,8 +30,7 @@ The state kept as round N is the state after N rounds. The attack targets what e
   the nearest of the client's pictures of the same class.
 """
 
-from fedfactor.audit.attack import Attack, NothingToAttack
+from fedfactor.audit.attack import Attack, NothingToAttack, attack_clients, audit
 from fedfactor.audit.result import AttackResult, AuditResult
-from fedfactor.audit.runner import attack_clients, audit
 
 __all__ = ["Attack", "AttackResult", "AuditResult", "NothingToAttack", "attack_clients", "audit"]

@@ -231,7 +231,7 @@ def audit(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
 ) -> None:
     """Try to recover clients' pictures from what they upload."""
-    from fedfactor.audit import Attack, Attacked
+    from fedfactor.audit import Attack, AttackResult
     from fedfactor.audit import audit as audit_run
     from fedfactor.cli.screen import Progress
 
@@ -245,7 +245,7 @@ def audit(
     with Progress(console, quiet) as progress:
         steps = progress.steps(directory.name)
 
-        def tell(one: Attacked) -> None:
+        def tell(one: AttackResult) -> None:
             steps.note(f"round {one.round}, client {one.client}: best of {len(one.psnr)} {max(one.psnr):.1f} dB")
 
         report = audit_run(

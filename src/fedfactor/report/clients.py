@@ -12,7 +12,7 @@ from fedfactor.report.elements import Element, Figure, Section, Table, Text
 from fedfactor.report.groups import Group
 from fedfactor.report.plots import ACCURACY, MOST_POINTS, MOST_ROWS, colour, dash, figure, line, plain
 from fedfactor.report.read import MEASURED, RunData
-from fedfactor.report.values import percent, sentence, thin
+from fedfactor.report.values import percent, thin
 
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
 KINDS = ("all", "selected_after")
@@ -52,7 +52,9 @@ def _sorted(groups: Sequence[Group], kind: str) -> Figure:
         shown = thin(order, max(5, MOST_ROWS // len(found)))
         rows += [[group.label, str(client), percent(score), str(round)] for score, client in shown]
     title, axes = "Accuracy by client, sorted", (SHARE, ACCURACY.title)
-    caption = f"{sentence(MEASURED[kind])}, in the best round of each run. Each group is represented by its first run."
+    caption = (
+        f"{MEASURED[kind].capitalize()}, in the best round of each run. Each group is represented by its first run."
+    )
     words = "Clients, worst first (an even selection if there are many)"
     table = Table(["run", "client", "accuracy", "round"], rows, words)
     return figure("clients-sorted", title, caption, drawn, axes, table, xaxis_range=[0, 100])

@@ -9,7 +9,7 @@ from fedfactor.report.elements import Element, Section, Table, Text
 from fedfactor.report.groups import Group, Mean, written
 from fedfactor.report.plots import bars, figure
 from fedfactor.report.read import MEASURED, Point, RunData, best, measured, summed
-from fedfactor.report.values import UNITS, Format, amount, joules, percent, sentence, size, span, unit_for
+from fedfactor.report.values import UNITS, Format, amount, joules, percent, size, span, unit_for
 
 LINKS = {f"time at {speed}": speed for speed in ("2 Mbps", "10 Mbps", "50 Mbps")}
 CHARTS = {
@@ -104,7 +104,7 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
                 for place, group in enumerate(groups)
             ]
             table = _table(labels | {name: cells[name] for name in shown}, behind)
-            title, axes = f"{sentence(units)} to the target", ("", unit)
+            title, axes = f"{units.capitalize()} to the target", ("", unit)
             elements.append(figure(f"target-{quantity}", title, caption, drawn, axes, table, xaxis_showgrid=False))
     # FedPara's Table 7.
     cells = {name: [written(cost.mean(one, per_round), cost.text) for one in groups] for name, cost in kinds.items()}

@@ -8,7 +8,7 @@ from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Tex
 from fedfactor.report.groups import Group, written
 from fedfactor.report.plots import ACCURACY, MOST_ROWS, Curve, colour, dash, figure, over_rounds, thinned, traces
 from fedfactor.report.read import MEASURED, Series, best, last, measured, summed
-from fedfactor.report.values import UNITS, amount, percent, sentence, size, span, thin, unit_for
+from fedfactor.report.values import UNITS, amount, percent, size, span, thin, unit_for
 
 
 def main_measure(groups: Sequence[Group]) -> str | None:
@@ -66,7 +66,7 @@ def accuracy(groups: Sequence[Group], main: str | None) -> Section:
 
 
 def _pair(groups: Sequence[Group], key: str) -> list[Figure]:
-    caption = f"{sentence(MEASURED[key])}. Mean over seeds; bands are 95 % intervals."
+    caption = f"{MEASURED[key].capitalize()}. Mean over seeds; bands are 95 % intervals."
     curves = [Curve.of(group, group.curve(measured(key))) for group in groups]
     title, table = "Accuracy against rounds", "Accuracy by round"
     return [over_rounds(f"rounds-{key}", title, caption, curves, ACCURACY, table), _against_bytes(groups, key)]
@@ -83,7 +83,7 @@ def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
         shown = thin(points, max(5, MOST_ROWS // len(groups)))
         rows += [[group.label, f"{t:g}", f"{x:.4g}", one.text(percent)] for t, x, one in shown]
     title, axes = f"Accuracy against {units}", (f"{unit} moved", ACCURACY.title)
-    caption = f"{sentence(MEASURED[key])}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
+    caption = f"{MEASURED[key].capitalize()}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
     table = Table(["run", "round", unit, "accuracy"], rows, f"Accuracy by {units}" + thinned(rows))
     return figure(f"bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,10 @@ def failures(groups: Sequence[Group]) -> Section:
     runs = [run for group in groups for run in group.runs if run.failures]
     if not runs:
         return Section("failures", "Failures", [Text("None: all sampled clients returned a valid update.")])
-    reasons = [[run.name, reason, str(count)] for run in runs for reason, count in run.common_failures()[:MOST_REASONS]]
+    counts = {run.name: Counter(reason for *_, reason in run.failures) for run in runs}
+    reasons = [
+        [run, why, str(count)] for run, found in counts.items() for why, count in found.most_common(MOST_REASONS)
+    ]
     rows = [[run.name, str(round), str(client), reason] for run in runs for round, client, reason in run.failures]
     more = f" (the first {MOST_FAILURES} of {len(rows)})" if len(rows) > MOST_FAILURES else ""
     each = Table(["run", "round", "client", "reason"], rows[:MOST_FAILURES], f"Updates that were not used{more}")

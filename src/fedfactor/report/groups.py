@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -72,10 +71,12 @@ class Group:
 
 def mean(values: Sequence[float]) -> Mean:
     """Return the mean with its 95 % interval by Student's t-distribution."""
-    count, middle = len(values), statistics.fmean(values)
+    count = len(values)
+    middle = math.fsum(values) / count
     if count < 2:
         return Mean(middle, None, count)
-    return Mean(middle, t_quantile(count - 1) * statistics.stdev(values, middle) / math.sqrt(count), count)
+    variance = math.fsum((value - middle) ** 2 for value in values) / (count - 1)
+    return Mean(middle, t_quantile(count - 1) * math.sqrt(variance / count), count)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,13 +12,15 @@ from torch import Tensor
 from fedfactor.factor import effective_rank
 from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Text
 from fedfactor.report.groups import Group, Mean
-from fedfactor.report.plots import DASHES, MOST_ROWS, Curve, Scale, bars, colour, dash, figure, line, over_rounds
+from fedfactor.report.plots import MOST_ROWS, Curve, Scale, bars, colour, dash, figure, line, over_rounds
 from fedfactor.report.read import Point, RunData, recorded
 from fedfactor.report.values import thin
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import load
 
 RANK = "effective_rank"
+BLUE, ORANGE = 209, 389
+"""Hues in degrees. In between lie purple and red: both ends can be read on light and on dark backgrounds."""
 SEVERAL_LAYERS = 8
 """The legend of a figure with more layers than this would cover the plot."""
 
@@ -88,17 +89,12 @@ def _singular_values(weight: Tensor) -> Tensor:
 def _by_layer(name: str, title: str, source: str, series: Mapping[str, Sequence[Point]], unit: str) -> Figure:
     curves = []
     for place, (layer, points) in enumerate(series.items()):
-        style = _shade(place / max(1, len(series) - 1)), list(DASHES)[place % len(DASHES)]
-        curves.append(Curve(layer, [(round, Mean(value, None, 1)) for round, value in points], *style))
+        hue = (BLUE + (ORANGE - BLUE) * place / max(1, len(series) - 1)) % 360
+        means = [(round, Mean(value, None, 1)) for round, value in points]
+        curves.append(Curve(layer, means, f"hsl({hue:.0f},65%,50%)", dash(place)))
     caption = f"Layers in the network's order, from blue to orange; {source}."
     legend = len(series) <= SEVERAL_LAYERS
     return over_rounds(name, title, caption, curves, Scale(unit), title, yaxis_rangemode="tozero", showlegend=legend)
-
-
-def _shade(share: float) -> str:
-    """Return a colour between blue (0) and orange (1) of medium lightness."""
-    red, green, blue = colorsys.hls_to_rgb(0.58 + 0.5 * share, 0.5, 0.65)
-    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
 
 def bases(groups: Sequence[Group]) -> Section | None:

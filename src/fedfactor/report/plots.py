@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.colors import hex_to_rgb
 
 from fedfactor.report.elements import Figure, Table
 from fedfactor.report.groups import Group, Mean, written
@@ -66,12 +67,6 @@ def dash(number: int) -> str:
     return list(DASHES)[(number + number // len(COLOURS)) % len(DASHES)]
 
 
-def faint(shade: str) -> str:
-    """Return a colour at 13 % opacity."""
-    red, green, blue = (int(shade[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.13)"
-
-
 def plain(text: str) -> str:
     """Escape text for plotly, which interprets some HTML tags in labels."""
     return escape(text, quote=False)
@@ -111,7 +106,12 @@ def traces(curve: Curve, scale: Scale, x: str = "round %{x}") -> list[go.Scatter
     lower = [(x, scale.factor * max(scale.least, low)) for x, low, _ in ends]
     outline = [*upper, *reversed(lower)]
     xs, ys = [x for x, _ in outline], [y for _, y in outline]
-    style = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": faint(curve.colour)}
+    style = {
+        "mode": "lines",
+        "line": {"width": 0},
+        "fill": "toself",
+        "fillcolor": f"rgba{(*hex_to_rgb(curve.colour), 0.13)}",
+    }
     band = go.Scatter(x=rounded(xs), y=rounded(ys), hoverinfo="skip", showlegend=False, meta=curve.group, **style)
     return [band, *drawn]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,10 +129,6 @@ class RunData:
             for layer, value in (found if isinstance(found, Mapping) else {"": found}).items():
                 if isinstance(value, (int, float)) and math.isfinite(value):
                     self.observed[name][layer].append((now, value))
-
-    def common_failures(self) -> list[tuple[str, int]]:
-        """Return the reasons for failures and how often each occurred, the most frequent first."""
-        return Counter(reason for _, _, reason in self.failures).most_common()
 
 
 def measured(key: str) -> Series:

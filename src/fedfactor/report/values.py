@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -41,14 +42,8 @@ def amount(value: float, unit: str = "") -> str:
     return f"{value:.3g} {unit}".rstrip()
 
 
-def size(value: float) -> str:
-    """Format a number of bytes."""
-    return amount(value, "B")
-
-
-def joules(value: float) -> str:
-    """Format an energy."""
-    return amount(value, "J")
+size = partial(amount, unit="B")
+joules = partial(amount, unit="J")
 
 
 def span(seconds: float) -> str:
@@ -57,11 +52,6 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.3g} s"
-
-
-def sentence(words: str) -> str:
-    """Capitalise the first letter and leave the others alone."""
-    return words[:1].upper() + words[1:]
 
 
 def counted(number: int, noun: str) -> str:
