@@ -81,7 +81,7 @@ def test_the_last_line_may_be_cut_short_others_may_not(tmp_path: Path) -> None:
     assert read_runs([folder])[0].last_round == 3
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('\n{"event": "round"}\n')
-    with pytest.raises(RunError, match="line 5, is not JSON"):
+    with pytest.raises(RunError, match="line 5, is not an event of a run"):
         read_runs([folder])
     (folder / "metrics.jsonl").write_text('{"event": "round"}\n')
     with pytest.raises(RunError, match="line 1, is not an event of a run"):

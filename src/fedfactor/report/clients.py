@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import plotly.graph_objects as go
@@ -11,7 +12,7 @@ import plotly.graph_objects as go
 from fedfactor.report.elements import Element, Figure, Section, Table, Text
 from fedfactor.report.groups import Group
 from fedfactor.report.plots import ACCURACY, MOST_POINTS, MOST_ROWS, colour, dash, figure, line, plain
-from fedfactor.report.read import MEASURED, RunData
+from fedfactor.report.read import MEASURED, RunData, first_shared
 from fedfactor.report.values import percent, thin
 
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
@@ -28,11 +29,9 @@ MOST_ON_LOW = 12
 def clients(groups: Sequence[Group]) -> Section:
     """Return the sorted accuracies of clients, and what clients gain over Local and over FedAvg."""
     runs = [run for group in groups for run in group.runs]
-    shared = [key for key in KINDS if all(key in run.clients for run in runs)]
-    there = [key for key in KINDS if any(key in run.clients for run in runs)]
-    if not there:
+    kind = first_shared(KINDS, runs, lambda run, key: key in run.clients)
+    if kind is None:
         return Section("clients", "Clients", [Text("No run has measured single clients (evaluate.clients).")])
-    kind = [*shared, *there][0]
     elements: list[Element] = [_sorted(groups, kind)]
     for method, name in REFERENCES.items():
         reference = [group for group in groups if group.method == method]
@@ -52,9 +51,7 @@ def _sorted(groups: Sequence[Group], kind: str) -> Figure:
         shown = thin(order, max(5, MOST_ROWS // len(found)))
         rows += [[group.label, str(client), percent(score), str(round)] for score, client in shown]
     title, axes = "Accuracy by client, sorted", (SHARE, ACCURACY.title)
-    caption = (
-        f"{MEASURED[kind].capitalize()}, in the best round of each run. Each group is represented by its first run."
-    )
+    caption = f"{MEASURED[kind].capitalize()}, in the best round of a run. A group is represented by its first run."
     words = "Clients, worst first (an even selection if there are many)"
     table = Table(["run", "client", "accuracy", "round"], rows, words)
     return figure("clients-sorted", title, caption, drawn, axes, table, xaxis_range=[0, 100])
@@ -63,16 +60,12 @@ def _sorted(groups: Sequence[Group], kind: str) -> Figure:
 def _against(groups: Sequence[Group], reference: Group, name: str, kind: str) -> list[Element]:
     drawn, rows, counts = [], [], []
     for group in groups:
-        pair = _same_seed(group, reference, kind)
-        if pair is None:
-            continue
-        mine, theirs = (run.clients[kind][1] for run in pair)
-        gains = sorted((mine[client] - theirs[client], client) for client in mine.keys() & theirs.keys())
+        seed, gains = _gains(group, reference, kind)
         if not gains:
             continue
         drawn.append(_line(group, gains))
         wins, losses = sum(gain > 0 for gain, _ in gains), sum(gain < 0 for gain, _ in gains)
-        numbers = [pair[0].seed[0], len(gains), wins, len(gains) - wins - losses, losses]
+        numbers = [seed, len(gains), wins, len(gains) - wins - losses, losses]
         average = sum(gain for gain, _ in gains) / len(gains)
         counts.append([group.label, *map(str, numbers), _points(average), _points(gains[0][0])])
         shown = thin(gains, max(5, MOST_ROWS // len(groups)))
@@ -91,10 +84,14 @@ def _against(groups: Sequence[Group], reference: Group, name: str, kind: str) ->
     return [plot, Table(head, counts, f"How many clients win and lose against {name}")]
 
 
-def _same_seed(group: Group, reference: Group, kind: str) -> tuple[RunData, RunData] | None:
-    """Return one run of each group, both with the same seed."""
-    pairs = ((run, other) for run in group.runs for other in reference.runs if run.seed == other.seed)
-    return next((pair for pair in pairs if all(kind in run.clients for run in pair)), None)
+def _gains(group: Group, reference: Group, kind: str) -> tuple[int, list[tuple[float, int]]]:
+    """Return the seed that two runs share, and what each client gains, sorted. No such runs: no gains."""
+    for run, other in product(group.runs, reference.runs):
+        if run.seed == other.seed and kind in run.clients and kind in other.clients:
+            mine, theirs = run.clients[kind][1], other.clients[kind][1]
+            shared = mine.keys() & theirs.keys()
+            return run.seed[0], sorted((mine[client] - theirs[client], client) for client in shared)
+    return 0, []
 
 
 def _points(value: float) -> str:

@@ -7,19 +7,14 @@ from collections.abc import Sequence
 from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Text
 from fedfactor.report.groups import Group, written
 from fedfactor.report.plots import ACCURACY, MOST_ROWS, Curve, colour, dash, figure, over_rounds, thinned, traces
-from fedfactor.report.read import MEASURED, Series, best, last, measured, summed
+from fedfactor.report.read import MEASURED, Series, best, first_shared, last, measured, summed
 from fedfactor.report.values import UNITS, amount, percent, size, span, thin, unit_for
 
 
 def main_measure(groups: Sequence[Group]) -> str | None:
     """Return the measurement to compare by: the first that all runs have, else the first that any run has."""
     runs = [run for group in groups for run in group.runs]
-    shared = [key for key in MEASURED if all(run.accuracy.get(key) for run in runs)]
-    return next(iter([*shared, *_measures(groups)]), None)
-
-
-def _measures(groups: Sequence[Group]) -> list[str]:
-    return [key for key in MEASURED if any(run.accuracy.get(key) for group in groups for run in group.runs)]
+    return first_shared(MEASURED, runs, lambda run, key: run.accuracy.get(key))
 
 
 def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str]) -> Section:
@@ -60,7 +55,8 @@ def accuracy(groups: Sequence[Group], main: str | None) -> Section:
     """Return accuracy against rounds and against bytes, for each measurement."""
     if main is None:
         return Section("accuracy", "Accuracy", [Text("No run has measured an accuracy yet.")])
-    others = [key for key in _measures(groups) if key != main]
+    runs = [run for group in groups for run in group.runs]
+    others = [key for key in MEASURED if key != main and any(run.accuracy.get(key) for run in runs)]
     folds = [Fold(f"Measured: {MEASURED[key]}", _pair(groups, key)) for key in others]
     return Section("accuracy", "Accuracy", [*_pair(groups, main), *folds])
 
@@ -81,7 +77,7 @@ def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
         points = [(t, moved[t].value / scale, one) for t, one in group.curve(measured(key)) if t in moved]
         drawn += traces(Curve.of(group, [(x, one) for _, x, one in points]), ACCURACY, f"%{{x:.4g}} {unit}")
         shown = thin(points, max(5, MOST_ROWS // len(groups)))
-        rows += [[group.label, f"{t:g}", f"{x:.4g}", one.text(percent)] for t, x, one in shown]
+        rows += [[group.label, f"{t:.0f}", f"{x:.4g}", one.text(percent)] for t, x, one in shown]
     title, axes = f"Accuracy against {units}", (f"{unit} moved", ACCURACY.title)
     caption = f"{MEASURED[key].capitalize()}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
     table = Table(["run", "round", unit, "accuracy"], rows, f"Accuracy by {units}" + thinned(rows))

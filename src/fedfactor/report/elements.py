@@ -8,12 +8,7 @@ from typing import Any
 
 
 class Element:
-    """Anything that a section can hold."""
-
-    @property
-    def macro(self) -> str:
-        """The name of the macro that renders the element."""
-        return type(self).__name__.lower()
+    """Anything that a section can hold. The macro that renders it has the name of its class."""
 
 
 @dataclass(frozen=True)

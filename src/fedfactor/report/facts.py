@@ -23,9 +23,7 @@ def failures(groups: Sequence[Group]) -> Section:
     if not runs:
         return Section("failures", "Failures", [Text("None: all sampled clients returned a valid update.")])
     counts = {run.name: Counter(reason for *_, reason in run.failures) for run in runs}
-    reasons = [
-        [run, why, str(count)] for run, found in counts.items() for why, count in found.most_common(MOST_REASONS)
-    ]
+    reasons = [[run, why, str(n)] for run, found in counts.items() for why, n in found.most_common(MOST_REASONS)]
     rows = [[run.name, str(round), str(client), reason] for run in runs for round, client, reason in run.failures]
     more = f" (the first {MOST_FAILURES} of {len(rows)})" if len(rows) > MOST_FAILURES else ""
     each = Table(["run", "round", "client", "reason"], rows[:MOST_FAILURES], f"Updates that were not used{more}")
@@ -65,15 +63,15 @@ def picture_pairs(attack: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def protocol(groups: Sequence[Group]) -> Section:
     """Return how results were measured: one row per figure, or several if runs differ."""
     runs = [(group, run) for group in groups for run in group.runs]
-    said: dict[tuple[str, str], list[str]] = {}
+    said: dict[str, dict[str, list[str]]] = {}
     for group, run in runs:
         for key, value in run.protocol.items():
             same = len({str(one.protocol.get(key)) for one in group.runs}) == 1
-            said.setdefault((key, str(value)), []).append(group.label if same else run.name)
-    order = list(dict.fromkeys(key for key, _ in said))
+            said.setdefault(key, {}).setdefault(str(value), []).append(group.label if same else run.name)
     rows = [
         [key.replace("_", " "), value, "all" if len(names) == len(runs) else ", ".join(dict.fromkeys(names))]
-        for (key, value), names in sorted(said.items(), key=lambda item: order.index(item[0][0]))
+        for key, values in said.items()
+        for value, names in values.items()
     ]
     table = Table(["figure", "meaning", "runs"], rows, "What the figures mean")
     return Section("protocol", "How results were measured", [table])
@@ -81,9 +79,6 @@ def protocol(groups: Sequence[Group]) -> Section:
 
 def recipes(groups: Sequence[Group]) -> Section:
     """Return the resolved recipe of each run."""
-    folds = [
-        Fold(f"{group.label}: {run.name}", [Code(run.recipe, f"recipe of {run.name}")])
-        for group in groups
-        for run in group.runs
-    ]
+    runs = [(f"{group.label}: {run.name}", run) for group in groups for run in group.runs]
+    folds = [Fold(title, [Code(run.recipe, f"recipe of {run.name}")]) for title, run in runs]
     return Section("recipes", "Recipes", folds)

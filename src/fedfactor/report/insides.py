@@ -20,7 +20,7 @@ from fedfactor.runs.open import load
 
 RANK = "effective_rank"
 BLUE, ORANGE = 209, 389
-"""Hues in degrees. In between lie purple and red: both ends can be read on light and on dark backgrounds."""
+"""Hues in degrees. Purple and red lie in between."""
 SEVERAL_LAYERS = 8
 """The legend of a figure with more layers than this would cover the plot."""
 
@@ -155,7 +155,7 @@ def picks(groups: Sequence[Group]) -> Section | None:
     return Section("picks", "Picked kernels", folds) if folds else None
 
 
-def others(groups: Sequence[Group]) -> Section | None:
+def records(groups: Sequence[Group]) -> Section | None:
     """Return all other numbers that a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.observed if name != RANK)
     elements: list[Element] = []

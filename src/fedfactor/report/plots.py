@@ -105,15 +105,9 @@ def traces(curve: Curve, scale: Scale, x: str = "round %{x}") -> list[go.Scatter
     upper = [(x, scale.factor * min(scale.most, high)) for x, _, high in ends]
     lower = [(x, scale.factor * max(scale.least, low)) for x, low, _ in ends]
     outline = [*upper, *reversed(lower)]
-    xs, ys = [x for x, _ in outline], [y for _, y in outline]
-    style = {
-        "mode": "lines",
-        "line": {"width": 0},
-        "fill": "toself",
-        "fillcolor": f"rgba{(*hex_to_rgb(curve.colour), 0.13)}",
-    }
-    band = go.Scatter(x=rounded(xs), y=rounded(ys), hoverinfo="skip", showlegend=False, meta=curve.group, **style)
-    return [band, *drawn]
+    xs, ys, faint = [x for x, _ in outline], [y for _, y in outline], f"rgba{(*hex_to_rgb(curve.colour), 0.13)}"
+    band = go.Scatter(mode="lines", x=rounded(xs), y=rounded(ys), fill="toself", fillcolor=faint, line={"width": 0})
+    return [band.update(hoverinfo="skip", showlegend=False, meta=curve.group), *drawn]
 
 
 def bars(
@@ -150,7 +144,7 @@ def over_rounds(
     """Return a figure of curves over rounds. Its table has one row per round and one column per curve."""
     there = [dict(curve.points) for curve in curves]
     rounds = thin(sorted({round for points in there for round in points}), MOST_ROWS)
-    rows = [[f"{round:g}", *(written(points.get(round), scale.text) for points in there)] for round in rounds]
+    rows = [[f"{round:.0f}", *(written(points.get(round), scale.text) for points in there)] for round in rounds]
     behind = Table(["round", *(curve.label for curve in curves)], rows, table + thinned(rows))
     drawn = [trace for curve in curves for trace in traces(curve, scale)]
     return figure(name, title, caption, drawn, ("round", scale.title), behind, xaxis_rangemode="tozero", **layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +157,12 @@ def best(series: Series) -> Callable[[RunData], float | None]:
     return lambda run: max((value for _, value in series(run)), default=None)
 
 
+def first_shared(keys: Iterable[str], runs: Sequence[RunData], has: Callable[[RunData, str], object]) -> str | None:
+    """Return the first key that all runs have, else the first that any run has."""
+    there = [key for key in keys if any(has(run, key) for run in runs)]
+    return next((key for key in there if all(has(run, key) for run in runs)), next(iter(there), None))
+
+
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     """Return the run directories at and below these paths, each once, in order."""
     found: dict[Path, Path] = {}
@@ -179,12 +186,9 @@ def _below(path: Path) -> Iterator[Path]:
 
 def read_runs(directories: Iterable[Path]) -> list[RunData]:
     """Read runs. The name of each is its path without the leading folders that all share."""
-    directories = list(directories)
-    parts = [one.resolve().parts for one in directories]
-    shared = 0
-    while shared < min(map(len, parts)) - 1 and len({one[shared] for one in parts}) == 1:
-        shared += 1
-    return [read_run(one, "/".join(path[shared:])) for one, path in zip(directories, parts, strict=True)]
+    paths = [one.resolve() for one in directories]
+    shared = os.path.commonpath([path.parent for path in paths])
+    return [read_run(path, path.relative_to(shared).as_posix()) for path in paths]
 
 
 def read_run(directory: Path, name: str) -> RunData:
@@ -195,13 +199,9 @@ def read_run(directory: Path, name: str) -> RunData:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break  # the process was killed while it wrote this line
-            raise RunError(f"{path}, line {number}, is not JSON") from None
-        try:
-            found.add(event)
+            found.add(json.loads(line))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, json.JSONDecodeError) and number == len(lines):
+                break  # the process was killed while it wrote this line
             raise RunError(f"{path}, line {number}, is not an event of a run ({error!r})") from None
     return found
