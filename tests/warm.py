@@ -103,7 +103,7 @@ def answer(asker: socket.socket) -> list[str]:
 
 NEEDED = (
     "fedfactor.advise", "fedfactor.cli", "fedfactor.engines", "fedfactor.export", "fedfactor.runs.loggers",
-    "fedfactor.report", "fedfactor.cli.screen", "fedfactor.runs.compare", "fedfactor.runs.simulate", "plotly.offline", "sklearn.datasets",
+    "fedfactor.report.sections", "fedfactor.cli.screen", "fedfactor.runs.compare", "fedfactor.runs.simulate", "sklearn.datasets",
     "torch._dynamo",  # counting operations does
 )  # fmt: skip
 

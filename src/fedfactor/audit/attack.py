@@ -137,9 +137,8 @@ def gradient(
 ) -> list[Tensor]:
     """Return the gradient of the method's loss on one batch. `further`: the gradient itself can be differentiated."""
     parameters = dict(network.named_parameters())
-    loss = setup.method.objective(network, batch, ctx)
-    of = [parameters[name] for name in names]
-    return list(torch.autograd.grad(loss, of, create_graph=further, materialize_grads=True))
+    loss, weights = setup.method.objective(network, batch, ctx), [parameters[name] for name in names]
+    return list(torch.autograd.grad(loss, weights, create_graph=further, materialize_grads=True))
 
 
 def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Tensor) -> Knowledge:

@@ -96,33 +96,25 @@ class AuditResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all settings, figures and pictures."""
-        return {
-            "run": self.run,
-            "method": self.method,
-            "attack": dict(self.attack),
-            "psnr": self.figures(),
-            "rounds": {str(round): self.figures(round) for round in self.rounds},
-            "attacks": [one.as_dict() for one in self.attacks],
-        }
+        rounds = {str(round): self.figures(round) for round in self.rounds}
+        found = {"run": self.run, "method": self.method, "attack": dict(self.attack), "psnr": self.figures()}
+        return {**found, "rounds": rounds, "attacks": [one.as_dict() for one in self.attacks]}
 
     def write(self, path: Path) -> None:
         """Write an HTML page with figures and pictures, and the same as JSON in a file beside it."""
         found = self.as_dict()
         settings = ", ".join(f"{key} {value}" for key, value in found["attack"].items())
-        words = map(Text, (self.method, TARGETS[self.attack["mode"]], f"Settings: {settings}.", MEANING))
+        words = map(Text, (TARGETS[self.attack["mode"]], f"Settings: {settings}.", MEANING))
         folds = [
             Fold(f"Round {one['round']}, client {one['client']}", [Pictures(picture_pairs(one))], opened=True)
             for one in found["attacks"]
         ]
-        sections = [
-            Section("figures", "Figures", [*words, audit_table(found, self.attack["mode"])]),
-            Section("pictures", "Pictures", [Text(ABOVE_BELOW), *folds]),
-        ]
-        title = f"What can be recovered from {self.run}"
-        lead = "An attack on the clients' uploads. Made from the run directory and the data."
+        figures = Section("figures", "Figures", [*words, audit_table(found, self.attack["mode"])])
+        pictures = Section("pictures", "Pictures", [Text(ABOVE_BELOW), *folds])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        path.write_text(page(title, lead, sections), encoding="utf-8")
+        title = f"What can be recovered from {self.run}"
+        path.write_text(page(title, self.method, [figures, pictures]), encoding="utf-8")
 
 
 def psnr(picture: Tensor, original: Tensor) -> float:
