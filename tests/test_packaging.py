@@ -23,6 +23,7 @@ EXTRA_OF_FOLDER = {
     "flower": "flower",
     "report": "report",
     "export": "onnx",
+    "audit": "audit",
     "data": "demo",
 }
 """The extra that provides what the modules below a folder import at their own risk."""

@@ -15,24 +15,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedfactor.audit import (
-    Attack,
-    Attacked,
+from fedfactor.audit import Attack, AttackResult, AuditResult, NothingToAttack, attack_clients, audit
+from fedfactor.audit.attack import (
     Colours,
-    Known,
-    NothingToAttack,
-    Report,
-    attacks,
-    audit,
     distance,
-    known,
     matched,
-    png,
-    psnr,
+    observe,
     reconstruct,
     total_variation,
     uploaded_weights,
 )
+from fedfactor.audit.result import png, psnr
 from fedfactor.data.clients import FederatedData
 from fedfactor.data.transform import transform
 from fedfactor.engines import Job
@@ -111,8 +104,8 @@ def test_report_has_average_and_maximum_over_pictures_clients_and_rounds() -> No
     original = torch.zeros(1, 2, 5)
     original[0, 0, 0] = 1.0
     zeros, whole = torch.zeros(1, 1, 2, 5), original[None]
-    one = [Attacked(10, 0, [3], whole, zeros, 0.1), Attacked(20, 0, [3], whole, whole, 0.0)]
-    report = Report("run", "method", Attack(), one)
+    one = [AttackResult(10, 0, [3], whole, zeros, 0.1), AttackResult(20, 0, [3], whole, whole, 0.0)]
+    report = AuditResult("run", "method", {"mode": "gradient"}, one)
     assert report.figures()["average"] == pytest.approx((10 + 120) / 2)
     assert report.figures()["maximum"] == pytest.approx(120)
     assert report.figures(10)["maximum"] == pytest.approx(10)
@@ -138,7 +131,7 @@ def test_a_picture_is_recovered_from_the_whole_gradient_and_not_without_it() -> 
     setup = result.federation.setup
     colours, attack = Colours.of(setup.task.data), Attack(images=1, iterations=200)
     x, y = pictures_of(result, 0, 1)
-    had = known(setup, job_of(result, 0), attack, x, y)
+    had = observe(setup, job_of(result, 0), attack, x, y)
     noise = {name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in had.seen.items()}
     scores = [
         psnr(reconstruct(setup, replace(had, seen=seen), attack, colours)[0][0], colours.pictures(x)[0])
@@ -156,7 +149,7 @@ def test_every_method_can_be_attacked(method: str, mode: Any) -> None:
     client = int(result.history[1]["cohort"][0])  # has a state where the method keeps one
     attack = Attack(mode, images=2, iterations=2)
     colours = Colours.of(result.federation.setup.task.data)
-    (one,) = attacks(result.federation, result.server, [client], attack, colours)
+    (one,) = attack_clients(result.federation, result.server, [client], attack, colours)
     assert one.round == 1 and one.client == client
     assert 0 <= one.distance < 1.5 and all(0 < value < 60 for value in one.psnr)
     assert one.pictures.min() >= 0 and one.pictures.max() <= 1
@@ -178,7 +171,7 @@ def test_private_tensors_reach_the_attacker_through_the_gradient_alone(method: s
     assert any(not torch.equal(changed[name], state.tensors[name]) for name in changed)
     other = replace(job, state=encode(Message("state", state.fields, changed)))
     x, y = pictures_of(result, client, 2)
-    one, two = (known(setup, which, attack, x, y) for which in (job, other))
+    one, two = (observe(setup, which, attack, x, y) for which in (job, other))
 
     assert one.message.fields == two.message.fields and _same(one.message.tensors, two.message.tensors)
     assert _same(one.kept["kept"], two.kept["kept"]) and torch.equal(one.labels, two.labels)
@@ -199,7 +192,7 @@ def test_one_step_on_all_pictures_uploads_the_gradient() -> None:
     result = tiny.run("fedavg", data=data, rounds=1, capacities=None, epochs=1, batch_size=4, lr=0.05)
     setup = result.federation.setup
     x, y = pictures_of(result, 2, 4)
-    gradient, update = (known(setup, job_of(result, 2), Attack(mode), x, y) for mode in ("gradient", "update"))
+    gradient, update = (observe(setup, job_of(result, 2), Attack(mode), x, y) for mode in ("gradient", "update"))
     assert list(gradient.seen) == [name for name, _ in setup.network(1.0).named_parameters()]
     for name, tensor in gradient.seen.items():
         torch.testing.assert_close(update.seen[name], 0.05 * tensor, atol=1e-6, rtol=1e-3)
@@ -209,9 +202,9 @@ def test_same_seed_same_bits_and_another_seed_another_attack() -> None:
     result = tiny.run("fedper", rounds=1, capacities=None)
     colours = Colours.of(result.federation.setup.task.data)
 
-    def found(seed: int) -> Attacked:
+    def found(seed: int) -> AttackResult:
         attack = Attack(images=2, iterations=4, restarts=2, seed=seed)
-        (one,) = attacks(result.federation, result.server, [1], attack, colours)
+        (one,) = attack_clients(result.federation, result.server, [1], attack, colours)
         return one
 
     torch.manual_seed(11)
@@ -227,7 +220,7 @@ def test_of_several_starts_the_best_match_counts() -> None:
     setup = result.federation.setup
     colours = Colours.of(setup.task.data)
     x, y = pictures_of(result, 0, 1)
-    had: Known = known(setup, job_of(result, 0), Attack(), x, y)
+    had = observe(setup, job_of(result, 0), Attack(), x, y)
     scores = [reconstruct(setup, had, Attack(iterations=3, restarts=count), colours)[1] for count in (1, 2, 4, 8)]
     assert scores == sorted(scores, reverse=True) and scores[-1] < scores[0]
 

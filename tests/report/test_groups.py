@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from fedfactor.report.groups import group, mean, t_quantile
-from fedfactor.report.read import find, read
+from fedfactor.report.groups import group_runs, mean, t_quantile
+from fedfactor.report.read import find_runs, read_runs
 from fedfactor.runs.directory import RunError
 from tests.helpers.made_runs import make_run
 
@@ -29,7 +29,7 @@ def test_the_interval_of_a_mean() -> None:
 
 
 def labels(*folders: Path) -> list[tuple[str, int]]:
-    return [(one.label, len(one.runs)) for one in group(read(find(folders)))[0]]
+    return [(one.label, len(one.runs)) for one in group_runs(read_runs(find_runs(folders)))[0]]
 
 
 def test_runs_that_differ_by_seed_only_are_one_group(tmp_path: Path) -> None:
@@ -59,30 +59,30 @@ def test_only_the_fewest_settings_are_in_a_name(tmp_path: Path) -> None:
 def test_the_same_seed_twice_counts_once_and_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "cut", rounds=10, done=4)
     make_run(tmp_path / "whole", rounds=10)
-    groups, remarks = group(read(find([tmp_path])))
+    groups, remarks = group_runs(read_runs(find_runs([tmp_path])))
     assert [run.name for one in groups for run in one.runs] == ["whole"]
-    assert remarks == ["cut has the recipe and the seed of whole and is left out"]
+    assert remarks == ["cut is left out: it has the same recipe and seed as whole."]
 
 
 def test_folders_are_searched_and_a_run_is_taken_once(tmp_path: Path) -> None:
     make_run(tmp_path / "sweep" / "a", seed=1)
     make_run(tmp_path / "sweep" / "deep" / "b", seed=2)
-    found = find([tmp_path / "sweep", tmp_path / "sweep" / "a"])
-    assert [run.name for run in read(found)] == ["a", "deep/b"]
+    found = find_runs([tmp_path / "sweep", tmp_path / "sweep" / "a"])
+    assert [run.name for run in read_runs(found)] == ["a", "deep/b"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="is no run directory and holds none"):
-        find([tmp_path / "empty"])
+    with pytest.raises(RunError, match="is not a run directory and contains none"):
+        find_runs([tmp_path / "empty"])
 
 
 def test_the_last_line_may_be_cut_short_others_may_not(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"event": "rou')
-    assert read([folder])[0].last_round == 3
+    assert read_runs([folder])[0].last_round == 3
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('\n{"event": "round"}\n')
-    with pytest.raises(RunError, match="line 5, is not JSON"):
-        read([folder])
+    with pytest.raises(RunError, match="line 5, is not an event of a run"):
+        read_runs([folder])
     (folder / "metrics.jsonl").write_text('{"event": "round"}\n')
     with pytest.raises(RunError, match="line 1, is not an event of a run"):
-        read([folder])
+        read_runs([folder])

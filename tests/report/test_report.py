@@ -5,41 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 import torch
 
-from fedfactor import audit
+from fedfactor.audit.result import AttackResult, AuditResult, png
 from fedfactor.factor import effective_rank
-from fedfactor.report import read_groups, report, sections
+from fedfactor.report import read_groups, report
+from fedfactor.report.elements import Element, Figure, Section, Table
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
-from fedfactor.report.parts import (
-    BYTES,
-    COLOURS,
-    TIMES,
-    Figure,
-    Piece,
-    Section,
-    Table,
-    amount,
-    bars,
-    colour,
-    dash,
-    lines,
-    script_json,
-    span,
-    thin,
-    unit_for,
-)
-from fedfactor.report.read import read_one
-from fedfactor.runs.directory import RunError
+from fedfactor.report.plots import ACCURACY, COLOURS, Curve, bars, colour, dash, traces
+from fedfactor.report.read import read_run
+from fedfactor.report.sections import sections
+from fedfactor.report.values import UNITS, amount, span, thin, unit_for
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
@@ -47,20 +32,20 @@ from tests.helpers.command import fedfactor
 from tests.helpers.made_runs import comparison, make_run
 
 
-def pieces(found: list[Section]) -> list[Piece]:
-    def inner(piece: Any) -> list[Piece]:
-        nested = getattr(piece, "pieces", [])
-        return [piece, *(one for part in nested for one in inner(part))]
+def elements(found: list[Section]) -> list[Element]:
+    def inner(element: Any) -> list[Element]:
+        nested = getattr(element, "elements", [])
+        return [element, *(one for part in nested for one in inner(part))]
 
-    return [one for section in found for part in section.pieces for one in inner(part)]
+    return [one for section in found for part in section.elements for one in inner(part)]
 
 
 def figures(found: list[Section]) -> dict[str, Figure]:
-    return {piece.name: piece for piece in pieces(found) if isinstance(piece, Figure)}
+    return {element.name: element for element in elements(found) if isinstance(element, Figure)}
 
 
 def tables(found: list[Section]) -> dict[str, Table]:
-    every = [piece for piece in pieces(found) if isinstance(piece, Table)]
+    every = [element for element in elements(found) if isinstance(element, Table)]
     return {table.caption: table for table in every}
 
 
@@ -92,10 +77,9 @@ def test_a_comparison_has_every_part(tmp_path: Path) -> None:
     assert {"gram-2-0", "gram-2-1", "usage-2-0", "picks-4-3"} <= names
 
 
-def test_every_figure_is_one_that_plotly_takes_and_has_a_table(tmp_path: Path) -> None:
+def test_every_figure_shows_something_and_has_a_table(tmp_path: Path) -> None:
     for figure in figures(of([comparison(tmp_path / "runs", seeds=2)])).values():
-        go.Figure({"data": list(figure.traces), "layout": figure.layout})  # raises on what plotly does not know
-        assert figure.traces and figure.table.rows, figure.name
+        assert figure.plot.data and figure.table.rows, figure.name
         assert all(len(row) == len(figure.table.head) for row in figure.table.rows), figure.name
 
 
@@ -114,7 +98,7 @@ def test_overview_by_hand(tmp_path: Path) -> None:
 
 def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=8, sections={"evaluate": {"target": 0.6}})
-    scores = dict(read_one(folder, "a").accuracy["all"])
+    scores = dict(read_run(folder, "a").accuracy["all"])
     first = min(t for t, score in scores.items() if score >= 0.6)
     found = tables(of([folder], joules_per_byte=1e-6))
     (row,) = rows(found["Cost of reaching 60.00 %"])
@@ -131,7 +115,7 @@ def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
 def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
     for name, top in {"fedavg": 0.8, "fedpara": 0.6}.items():
         make_run(tmp_path / name, name, top=top)
-    best = max(score for _, score in read_one(tmp_path / "fedpara", "").accuracy["all"])
+    best = max(score for _, score in read_run(tmp_path / "fedpara", "").accuracy["all"])
     table = tables(of([tmp_path]))[f"Cost of reaching {100 * best:.2f} %"]
     assert [row["reached by"] for row in rows(table)] == ["1 of 1", "1 of 1"]
 
@@ -153,26 +137,30 @@ def load_gain(mine: Path, theirs: Path) -> str:
 
 
 def test_bands_are_means_with_their_interval() -> None:
-    band, line = lines(Group(0, "g"), [1, 2], [Mean(0.5, 0.1, 2), Mean(0.6, 0.2, 2)], hover="", scale=100)
-    assert band["x"] == [1, 2, 2, 1] and band["y"] == pytest.approx([60, 80, 40, 40]) and line["y"] == [50, 60]
-    assert len(lines(Group(0, "g"), [1], [Mean(0.5, None, 1)], hover="")) == 1
-    band, _ = lines(Group(0, "g"), [1], [Mean(0.5, 2.0, 2)], hover="", scale=100, limits=(0, 1))
-    assert band["y"] == [100, 0]
+    def drawn(*points: tuple[float, Mean]) -> Any:
+        return traces(Curve.of(Group(0, "g"), points), ACCURACY)
+
+    band, line = drawn((1, Mean(0.5, 0.1, 2)), (2, Mean(0.6, 0.2, 2)))
+    assert band.x == (1, 2, 2, 1) and band.y == pytest.approx([60, 80, 40, 40]) and line.y == (50, 60)
+    assert len(drawn((1, Mean(0.5, None, 1)))) == 1
+    band, _ = drawn((1, Mean(0.5, 2.0, 2)))
+    assert band.y == (100, 0)
 
 
 def test_whiskers_end_at_nothing() -> None:
-    bar = bars(Group(0, "g"), ["x", "y", "z"], [Mean(2.0, 3.0, 2), Mean(5.0, None, 1), None], scale=0.5)
-    assert bar["y"] == [1.0, 2.5, None]
-    assert bar["error_y"]["array"] == [1.5, None, None] and bar["error_y"]["arrayminus"] == [1.0, None, None]
+    bar = bars(Group(0, "g"), ["x", "y", "z"], [Mean(2.0, 3.0, 2), Mean(5.0, None, 1), None], 0.5)
+    assert bar.y == (1.0, 2.5, None)
+    assert bar.error_y.array == (1.5, None, None) and bar.error_y.arrayminus == (1.0, None, None)
 
 
 def test_units_suit_the_largest_value(tmp_path: Path) -> None:
-    assert unit_for([3e6, 2e9], BYTES)[1] == "GB" and unit_for([3e6, 2e3], BYTES)[1] == "MB"
-    assert unit_for([59.0], TIMES)[1] == "seconds" and unit_for([7200.0], TIMES)[1] == "hours"
-    assert unit_for([], BYTES)[1] == "B"
+    sizes, times = UNITS["bytes"], UNITS["time"]
+    assert unit_for([3e6, 2e9], sizes)[1] == "GB" and unit_for([3e6, 2e3], sizes)[1] == "MB"
+    assert unit_for([59.0], times)[1] == "seconds" and unit_for([7200.0], times)[1] == "hours"
+    assert unit_for([], sizes)[1] == "B"
     found = figures(of([make_run(tmp_path / "a", rounds=3)]))  # 20 MB a round
     assert found["bytes-all"].title == "Accuracy against megabytes"
-    assert found["bytes-all"].traces[-1]["x"] == [20, 40, 60] and found["bytes-all"].table.head[2] == "MB"
+    assert found["bytes-all"].plot.data[-1].x == (20, 40, 60) and found["bytes-all"].table.head[2] == "MB"
     assert found["target-time"].title == "Seconds to the target"
 
 
@@ -182,7 +170,7 @@ def test_what_figures_mean_stands_there_once(tmp_path: Path) -> None:
     other = make_run(tmp_path / "b", "fedpara")
     text = (other / "metrics.jsonl").read_text()
     (other / "metrics.jsonl").write_text(text.replace("none: this run is made up", "central"))
-    table = tables(of([tmp_path]))["What figures mean"]
+    table = tables(of([tmp_path]))["What the figures mean"]
     assert [row for row in table.rows if row[0] == "global"] == [
         ["global", "none: this run is made up", "fedavg"],
         ["global", "central", "fedpara"],
@@ -202,7 +190,7 @@ def test_words_of_runs_cannot_become_markup(tmp_path: Path) -> None:
     reader = Tags()
     reader.feed(out.read_text())
     assert not {"img", "i", "b"} & set(reader.tags) and reader.tags.count("script") == reader.closed.count("script")
-    assert script_json({"a": evil}).count("<") == 0 and json.loads(script_json({"a": evil}))["a"] == evil
+    assert out.read_text().count(evil) == 0 and "&lt;/script&gt;&lt;img src=x" in out.read_text()
 
 
 class Tags(HTMLParser):
@@ -237,7 +225,7 @@ def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(tmp_path: Pat
 
 
 def test_colours_stand_out_on_both_backgrounds() -> None:
-    style = (Path(sys.modules["fedfactor.report"].__path__[0]) / "page.css").read_text()
+    style = (Path(sys.modules["fedfactor.report"].__path__[0]) / "templates" / "page.css").read_text()
     backgrounds = re.findall(r"--(?:back|soft): (#[0-9a-f]{6})", style)
     assert len(backgrounds) == 4
     assert min(contrast(colour, back) for colour in COLOURS for back in backgrounds) >= 3
@@ -289,22 +277,22 @@ def test_real_runs_of_methods_that_note_things(tmp_path: Path) -> None:
     run(digits("flanc", **widths), tmp_path / "flanc")
     found = of([tmp_path])
     drawn, told = figures(found), tables(found)
-    notes = [getattr(piece, "words", "") for piece in pieces(found)]
+    notes = [getattr(element, "words", "") for element in elements(found)]
     examples = rows(drawn["data-0"].table)
     assert len(examples) == 6 and sum(int(row["all"]) for row in examples) == 1438
     label = {group.method: group for group in read_groups([tmp_path])[0]}
     prism, flanc = label["prism"], label["flanc"]
-    assert drawn[f"rank-{prism.number}"].traces[0]["x"] == [1, 2]
+    assert drawn[f"rank-{prism.number}"].plot.data[0].x == (1, 2)
     assert any(name.startswith(f"picks-{prism.number}-") for name in drawn)
     assert any(name.startswith(f"gram-{flanc.number}-") for name in drawn)
-    assert [trace["name"] for trace in drawn[f"usage-{flanc.number}-0"].traces] == ["width 1", "width 0.5"]
-    assert any("part of every model is private" in words for words in notes)  # of Local's rank
+    assert [trace.name for trace in drawn[f"usage-{flanc.number}-0"].plot.data] == ["width 1", "width 0.5"]
+    assert any("part of each model is private" in words for words in notes)  # of Local's rank
     assert "capacities" in drawn and "How many clients win and lose against Local" in told
 
 
 def test_ranks_of_kept_rounds_are_those_of_the_models_there(tmp_path: Path) -> None:
     run(digits("fedpara"), tmp_path / "a")
-    found = kept_ranks(read_one(tmp_path / "a", "a"))
+    found = kept_ranks(read_run(tmp_path / "a", "a"))
     assert all([t for t, _ in points] == [1, 2] for points in found.values())
     for round, place in ((1, 0), (None, 1)):
         for name, weight in load(tmp_path / "a", round).model().named_parameters():
@@ -314,22 +302,25 @@ def test_ranks_of_kept_rounds_are_those_of_the_models_there(tmp_path: Path) -> N
 
 
 def test_pictures_of_an_audit_are_shown(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "a")
+    folder, out = make_run(tmp_path / "a"), tmp_path / "report.html"
     picture = torch.rand(1, 2, 2)
-    one = audit.Attacked(1, 0, [3], picture[None], picture[None], [0.5])
-    audit.Report("a", "fedavg", audit.Attack(), [one]).write(folder / "audit-gradient.html")
-    (section,) = [section for section in of([folder]) if section.name == "audit"]
-    assert section.html().count(base64.b64encode(audit.png(picture)).decode()) == 2
-    many = [replace(one, round=round, client=client) for round in range(1, 6) for client in range(60)]
-    audit.Report("a", "fedavg", audit.Attack(), many).write(folder / "audit-gradient.html")
-    (section,) = [section for section in of([folder]) if section.name == "audit"]
-    page = section.html()
-    assert page.count("<figure>") == 100 and "pictures (100 of 300; all are in audit-gradient.html)" in page
-    assert all(page.count(f"round {round}, client") == 20 for round in range(1, 6))  # evenly over the rounds
-    text = (folder / "audit-gradient.json").read_text()
-    (folder / "audit-gradient.json").write_text(re.sub(r'"originals": \[\s*"', '\\g<0>\\"><script>', text))
-    with pytest.raises(RunError, match="should be PNG files in base64"):
-        of([folder])
+    one = AttackResult(1, 0, [3], picture[None], picture[None], 0.5)
+
+    def page(attacks: list[AttackResult]) -> str:
+        AuditResult("a", "fedavg", {"mode": "gradient"}, attacks).write(folder / "audit-gradient.html")
+        report([folder], out)
+        return out.read_text()
+
+    assert page([one]).count(base64.b64encode(png(picture)).decode()) == 2
+    text = page([replace(one, round=round, client=client) for round in range(1, 6) for client in range(60)])
+    assert text.count("<figure><img") == 100 and "pictures (100 of 300; all are in audit-gradient.html)" in text
+    assert all(text.count(f"round {round}, client") == 20 for round in range(1, 6))  # evenly over the rounds
+    data = (folder / "audit-gradient.json").read_text()
+    (folder / "audit-gradient.json").write_text(re.sub(r'"originals": \[\s*"', '\\g<0>\\"><b>', data))
+    report([folder], out)
+    reader = Tags()
+    reader.feed(out.read_text())
+    assert "b" not in reader.tags and "&#34;&gt;&lt;b&gt;" in out.read_text()
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -338,12 +329,27 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "1 run of 1 setting" in done.stdout and (tmp_path / "r.html").stat().st_size > 1_000_000
     wrong = fedfactor("report", str(tmp_path / "b"), "-o", str(tmp_path / "r.html"))
-    assert wrong.exit_code == 2 and "is no run directory and holds none" in wrong.stderr
+    assert wrong.exit_code == 2 and "is not a run directory and contains none" in wrong.stderr
     wrong = fedfactor("report", str(tmp_path / "a"), "-o", str(tmp_path / "r.pdf"))
     assert wrong.exit_code == 2 and "ends in .html" in wrong.stderr
 
 
-def test_without_plotly_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ValueError, match=r"pip install 'fedfactor\[report\]'"):
-        report([make_run(tmp_path / "a")], tmp_path / "r.html")
+@pytest.mark.parametrize(
+    ("missing", "code", "extra"),
+    [
+        ("plotly", "from fedfactor.report import report; report([], 'r.html')", "report"),
+        ("jinja2", "from fedfactor.report import report; report([], 'r.html')", "report"),
+        ("jinja2", "import fedfactor.audit", "audit"),
+        ("PIL", "import fedfactor.audit", "audit"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing: str, code: str, extra: str) -> None:
+    hidden = f"import sys; sys.modules[{missing!r}] = None; {code}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ") and missing in last and f"pip install 'fedfactor[{extra}]'" in last
+
+
+def test_tables_of_a_comparison_need_no_optional_package() -> None:
+    code = "import sys; sys.modules |= dict.fromkeys(('plotly', 'jinja2', 'PIL')); import fedfactor.report.comparison"
+    subprocess.run([sys.executable, "-c", code], check=True)

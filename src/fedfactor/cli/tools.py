@@ -109,7 +109,7 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Try to reconstruct clients' images from their uploads."""
-    from fedfactor.audit import Attack, Attacked
+    from fedfactor.audit import Attack, AttackResult
     from fedfactor.audit import audit as audit_run
     from fedfactor.cli.screen import Progress
 
@@ -121,7 +121,7 @@ def audit(
     with Progress(console, quiet) as progress:
         steps = progress.steps(directory.name)
 
-        def note(one: Attacked) -> None:
+        def note(one: AttackResult) -> None:
             steps.note(f"round {one.round}, client {one.client}: best of {len(one.psnr)} {max(one.psnr):.1f} dB")
 
         report = audit_run(

@@ -1,4 +1,4 @@
-"""`fedfactor report`: one page that shows a run, or compares many, from their directories alone."""
+"""`fedfactor report`: one page that shows a run or compares several. It needs the run directories only."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedfactor.checks import check_number
-from fedfactor.report.clients import clients, data
-from fedfactor.report.costs import costs
-from fedfactor.report.curves import accuracy, capacities, main_measure, overview
-from fedfactor.report.facts import audits, failures, protocol, recipes
-from fedfactor.report.groups import Group, group
-from fedfactor.report.insides import bases, others, picks, ranks
-from fedfactor.report.page import page
-from fedfactor.report.parts import Section
-from fedfactor.report.read import RunData, find, read
+from fedfactor.report.groups import Group, group_runs
+from fedfactor.report.read import RunData, find_runs, read_runs
+from fedfactor.report.values import counted
 
-__all__ = ["Group", "RunData", "counted", "group", "read_groups", "report", "sections"]
+__all__ = ["Group", "RunData", "counted", "read_groups", "report"]
 
 
 def report(
@@ -27,57 +21,39 @@ def report(
     joules_per_byte: float | None = None,
     title: str | None = None,
 ) -> list[Group]:
-    """Write the report of the runs at and below some paths; runs that differ by their seed only are averaged.
+    """Write the report on all runs at and below some paths. Runs that differ in their seeds only are averaged.
 
-    `target` is the accuracy whose cost is shown: by default the recipes', or the highest that every run reaches.
-    `joules_per_byte` is the link's energy where recipes do not say it.
+    Args:
+        paths: Run directories, or folders that contain some.
+        out: The HTML file to write.
+        target: The accuracy whose cost is shown. Default: the recipes' target, or the highest that every run reaches.
+        joules_per_byte: The energy of the link, for recipes that do not give it.
+        title: The heading of the page. Default: the names of the recipes.
+
+    Raises:
+        ImportError: If plotly or Jinja2 is missing.
+        RunError: If a path contains no run directory, or a run directory cannot be read.
     """
+    try:
+        from fedfactor.report.sections import report_page, sections
+    except ImportError as error:
+        raise ImportError(f"the report needs plotly and Jinja2 ({error}): pip install 'fedfactor[report]'") from error
     if Path(out).suffix != ".html":
-        raise ValueError(f"the report is an HTML file: give a name that ends in .html, got {out}")
+        raise ValueError(f"the report is an HTML file: choose a name that ends in .html, got {out}")
     if target is not None:
         check_number("target", target, 0, 1)
     if joules_per_byte is not None:
         check_number("joules_per_byte", joules_per_byte, 0)
     groups, remarks = read_groups(paths)
-    runs = [run for one in groups for run in one.runs]
-    named = ", ".join(dict.fromkeys(str(run.tables.get("name", run.name)) for run in runs))
-    lead = f"{counted(len(runs), 'run')}, {counted(len(groups), 'setting')}; made from run directories alone."
-    found = sections(groups, remarks, target, joules_per_byte)
-    text = page(title or named, lead, groups, found)
+    runs = [run for group in groups for run in group.runs]
+    names = ", ".join(dict.fromkeys(str(run.tables.get("name", run.name)) for run in runs))
+    lead = f"{counted(len(runs), 'run')}, {counted(len(groups), 'setting')}. Made from the run directories alone."
+    text = report_page(title or names, lead, groups, sections(groups, remarks, target, joules_per_byte))
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(text, encoding="utf-8")
     return groups
 
 
 def read_groups(paths: Iterable[Path | str]) -> tuple[list[Group], list[str]]:
-    """Return the groups of all runs at and below some paths, and remarks on runs that were left out."""
-    return group(read(find(paths)))
-
-
-def sections(
-    groups: list[Group], remarks: list[str], target: float | None = None, joules_per_byte: float | None = None
-) -> list[Section]:
-    """Return the parts of the page; those that no run has anything for are left out."""
-    measure = main_measure(groups)
-    found = [
-        overview(groups, measure, remarks),
-        accuracy(groups, measure),
-        costs(groups, measure, target, joules_per_byte),
-        capacities(groups),
-        clients(groups),
-        data(groups),
-        ranks(groups),
-        bases(groups),
-        picks(groups),
-        others(groups),
-        failures(groups),
-        audits(groups),
-        protocol(groups),
-        recipes(groups),
-    ]
-    return [section for section in found if section is not None]
-
-
-def counted(number: int, what: str) -> str:
-    """Write how many of something there are."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    """Return the groups of all runs at and below some paths, and a remark on each run that was left out."""
+    return group_runs(read_runs(find_runs(paths)))

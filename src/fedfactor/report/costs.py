@@ -1,163 +1,128 @@
-"""What an accuracy took: rounds, bytes, operations, time on slow links, energy (FedPara, Figure 3, Tables 7, 8)."""
+"""The cost of an accuracy: rounds, bytes, operations, time on slow links, energy (FedPara, Figure 3, Tables 7, 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from fedfactor.report.curves import summed
-from fedfactor.report.groups import Group, Mean
-from fedfactor.report.parts import (
-    BYTES,
-    TIMES,
-    Figure,
-    Piece,
-    Section,
-    Table,
-    Text,
-    amount,
-    at_or_before,
-    axes,
-    bars,
-    percent,
-    sentence,
-    span,
-    unit_for,
-)  # fmt: skip
-from fedfactor.report.read import MEASURED, RunData
+from fedfactor.report.elements import Element, Section, Table, Text
+from fedfactor.report.groups import Group, Mean, written
+from fedfactor.report.plots import bars, figure
+from fedfactor.report.read import MEASURED, Point, RunData, best, measured, summed
+from fedfactor.report.values import UNITS, Format, amount, joules, percent, size, span, unit_for
 
-LINKS = ("2 Mbps", "10 Mbps", "50 Mbps")
+LINKS = {f"time at {speed}": speed for speed in ("2 Mbps", "10 Mbps", "50 Mbps")}
+CHARTS = {
+    "bytes": ({"bytes": ""}, "Bytes to the target"),
+    "time": (LINKS, "Time to the target by speed of the link"),
+    "energy": ({"energy": ""}, "Energy of the link to the target"),
+}
+"""By quantity: the costs shown, each with the label of its bars ("": the group's), and the caption of the table."""
+NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A cost of training: its key in `RunData.totals`, its format, and a factor to multiply it by."""
+
+    key: str
+    text: Format
+    factor: float = 1.0
+
+    def mean(self, group: Group, reduce: Callable[[RunData, Sequence[Point]], float | None]) -> Mean | None:
+        """Average over the runs of a group what `reduce` makes of each run's series."""
+
+        def figure(run: RunData) -> float | None:
+            value = reduce(run, summed(self.key)(run))
+            return None if value is None else self.factor * value
+
+        return group.over(figure)
 
 
 def target_of(groups: Sequence[Group], measure: str, given: float | None) -> tuple[float, str] | None:
-    """Return the accuracy to be reached, and where it comes from."""
+    """Return the target accuracy and where it comes from. Return None if no run has measured an accuracy."""
     if given is not None:
-        return given, "as asked for"
-    wanted = [run.tables.get("evaluate", {}).get("target") for group in groups for run in group.runs]
-    if wanted and wanted[0] is not None and len(set(wanted)) == 1:
-        return float(wanted[0]), "the recipe's target"
-    bests = [max((value for _, value in run.accuracy.get(measure, [])), default=None) for g in groups for run in g.runs]
-    reached = [value for value in bests if value is not None]
-    return (min(reached), "the highest that every run reaches") if reached else None
-
-
-def reached(run: RunData, measure: str, target: float) -> int | None:
-    """Return the first measured round that is at least as good as the target."""
-    return next((round for round, value in run.accuracy.get(measure, []) if value >= target), None)
+        return given, "as requested"
+    runs = [run for group in groups for run in group.runs]
+    wanted = {run.tables.get("evaluate", {}).get("target") for run in runs}
+    if len(wanted) == 1 and (target := wanted.pop()) is not None:
+        return float(target), "the recipe's target"
+    bests = [value for run in runs if (value := best(measured(measure))(run)) is not None]
+    return (min(bests), "the highest accuracy that every run reaches") if bests else None
 
 
 def costs(groups: Sequence[Group], measure: str | None, given: float | None, joules_per_byte: float | None) -> Section:
-    """Return what reaching the target took."""
+    """Return what it cost to reach the target accuracy, and what one round costs."""
     chosen = target_of(groups, measure, given) if measure else None
     if measure is None or chosen is None:
         return Section("cost", "Cost of an accuracy", [Text("No run has measured an accuracy yet.")])
-    target, why = chosen
-    figures = _figures(measure, target, joules_per_byte)
-    table = {group.number: {name: group.over(figure) for name, (figure, _) in figures.items()} for group in groups}
-    if not any(one["energy"] for one in table.values()):
-        figures.pop("energy")
-    rows = []
-    for group in groups:
-        count = sum(reached(run, measure, target) is not None for run in group.runs)
-        cells = [_text(table[group.number][name], form) for name, (_, form) in figures.items()]
-        rows.append([group.label, f"{count} of {len(group.runs)}", *cells])
-    head = ["run", "reached by", *figures]
+    target, source = chosen
+
+    def reached(run: RunData) -> int | None:
+        return next((round for round, value in measured(measure)(run) if value >= target), None)
+
+    def at_target(run: RunData, series: Sequence[Point]) -> float | None:
+        end = reached(run)
+        return None if end is None else next((value for round, value in reversed(series) if round <= end), None)
+
+    def per_round(run: RunData, series: Sequence[Point]) -> float | None:
+        return series[-1][1] / len(series) if series else None
+
+    labels = {"run": [group.label for group in groups]}
+    kinds = _kinds(groups, joules_per_byte)
+    means = {name: [cost.mean(group, at_target) for group in groups] for name, cost in kinds.items()}
+    cells = {name: [written(one, kinds[name].text, NOT_REACHED) for one in found] for name, found in means.items()}
+    rounds = {
+        "reached by": [f"{sum(map(bool, map(reached, group.runs)))} of {len(group.runs)}" for group in groups],
+        "rounds": [written(group.over(reached), lambda x: f"{x:.3g}", NOT_REACHED) for group in groups],
+    }
     words = (
-        f"The target is an accuracy of {percent(target)}, {why}; measured: {MEASURED[measure]}. Figures are of the "
-        "first measured round that reaches it, means over the seeds that do. Times are those of rounds at a link's "
-        "speed: seconds of the slowest client's work plus bytes a client over speed (FedPara, D.1)."
+        f"The target is an accuracy of {percent(target)}, {source}; measured: {MEASURED[measure]}. Costs are those up "
+        "to the first measured round that reaches the target, averaged over the seeds that reach it. The time at a "
+        "link's speed is computed: in each round, the slowest client's work plus the bytes per client divided by the "
+        "speed (FedPara, D.1)."
     )
-    pieces: list[Piece] = [Text(words), Table(head, rows, f"Cost of reaching {percent(target)}")]
-    if "energy" not in figures:
-        pieces.append(
-            Text(
-                "Energy of the link goes with its bytes (FedPara, Figure 3g): runs compare by it as they do by bytes. "
-                "In joules it stands here if the recipe or the command says what a byte costs on your link "
-                "(evaluate.joules_per_byte, --joules-per-byte); no paper prints a figure for that."
-            )
+    elements: list[Element] = [Text(words), _table(labels | rounds | cells, f"Cost of reaching {percent(target)}")]
+    if "energy" not in kinds:
+        words = (
+            "The energy of the link is proportional to its bytes (FedPara, Figure 3g), so runs compare by energy as "
+            "they do by bytes. To see joules, give the energy per byte of your link as evaluate.joules_per_byte in the "
+            "recipe or as --joules-per-byte. The papers print no value for it."
         )
-    pieces += _pictures(groups, table, figures, target)
-    pieces.append(_a_round(groups, joules_per_byte))
-    return Section("cost", "Cost of an accuracy", pieces)
+        elements.append(Text(words))
+    caption = f"To reach {percent(target)}; whiskers are 95 % intervals of the mean over seeds."
+    for quantity, (shown, behind) in CHARTS.items():
+        if shown.keys() <= kinds.keys():
+            scale, unit, units = unit_for((one.value for name in shown for one in means[name] if one), UNITS[quantity])
+            drawn = [
+                bars(
+                    group,
+                    [bar or group.label for bar in shown.values()],
+                    [means[name][place] for name in shown],
+                    1 / scale,
+                )
+                for place, group in enumerate(groups)
+            ]
+            table = _table(labels | {name: cells[name] for name in shown}, behind)
+            title, axes = f"{units.capitalize()} to the target", ("", unit)
+            elements.append(figure(f"target-{quantity}", title, caption, drawn, axes, table, xaxis_showgrid=False))
+    # FedPara's Table 7.
+    cells = {name: [written(cost.mean(one, per_round), cost.text) for one in groups] for name, cost in kinds.items()}
+    words = "One round, on average: bytes and MACs of all its clients, times as above"
+    return Section("cost", "Cost of an accuracy", [*elements, _table(labels | cells, words)])
 
 
-Measure = tuple[Callable[[RunData], float | None], Callable[[float], str]]
+def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, Cost]:
+    """Return all costs by name. Energy is among them if the energy per byte is given, here or in a recipe."""
+    found = {"bytes": Cost("bytes", size), "MACs": Cost("macs", amount)}
+    found |= {name: Cost(speed, span) for name, speed in LINKS.items()}
+    found["time of the simulation"] = Cost("seconds", span)
+    if joules_per_byte is not None:
+        found["energy"] = Cost("bytes", joules, joules_per_byte)
+    elif any(summed("joules")(run) for group in groups for run in group.runs):
+        found["energy"] = Cost("joules", joules)
+    return found
 
 
-def _figures(measure: str, target: float, joules_per_byte: float | None) -> dict[str, Measure]:
-    def at_target(key: str, factor: float = 1.0) -> Callable[[RunData], float | None]:
-        def find(run: RunData) -> float | None:
-            round = reached(run, measure, target)
-            value = None if round is None else at_or_before(summed(key)(run), round)
-            return None if value is None else factor * value
-
-        return find
-
-    def rounds(run: RunData) -> float | None:
-        return reached(run, measure, target)
-
-    energy = at_target("joules") if joules_per_byte is None else at_target("bytes", joules_per_byte)
-    return {
-        "rounds": (rounds, lambda x: f"{x:.3g}"),
-        "bytes": (at_target("bytes"), lambda x: amount(x, "B")),
-        "MACs": (at_target("macs"), amount),
-        **{f"time at {link}": (at_target(link), span) for link in LINKS},
-        "energy": (energy, lambda x: amount(x, "J")),
-    }
-
-
-def _pictures(
-    groups: Sequence[Group], table: dict[int, dict[str, Mean | None]], figures: dict[str, Measure], target: float
-) -> list[Piece]:
-    caption = f"To reach {percent(target)}; whiskers are the 95 % interval of the mean over seeds."
-    pieces: list[Piece] = []
-
-    def means(*names: str) -> list[float]:
-        return [one.value for found in table.values() for name in names if (one := found[name])]
-
-    scale, unit, units = unit_for(means("bytes"), BYTES)
-    bytes_ = [bars(group, [group.label], [table[group.number]["bytes"]], scale=1 / scale) for group in groups]
-    form = figures["bytes"][1]
-    rows = [[group.label, _text(table[group.number]["bytes"], form)] for group in groups]
-    behind = Table(["run", "bytes"], rows, "Bytes to the target")
-    title = f"{sentence(units)} to the target"
-    pieces.append(Figure("target-bytes", title, caption, bytes_, axes("", unit, x_showgrid=False), behind))
-    names = [f"time at {link}" for link in LINKS]
-    scale, unit, units = unit_for(means(*names), TIMES)
-    times = [bars(group, LINKS, [table[group.number][name] for name in names], scale=1 / scale) for group in groups]
-    rows = [[group.label, *(_text(table[group.number][name], span) for name in names)] for group in groups]
-    behind = Table(["run", *LINKS], rows, "Time to the target by speed of the link")
-    title = f"{sentence(units)} to the target"
-    pieces.append(Figure("target-time", title, caption, times, axes("link", unit, x_showgrid=False), behind))
-    if "energy" in figures:
-        energy = [bars(group, [group.label], [table[group.number]["energy"]]) for group in groups]
-        rows = [[group.label, _text(table[group.number]["energy"], figures["energy"][1])] for group in groups]
-        behind = Table(["run", "energy"], rows, "Energy of the link to the target")
-        layout = axes("", "joules", x_showgrid=False)
-        pieces.append(Figure("target-energy", "Energy to the target", caption, energy, layout, behind))
-    return pieces
-
-
-def _a_round(groups: Sequence[Group], joules_per_byte: float | None) -> Table:
-    """Return what one round costs: FedPara's Table 7."""
-
-    def mean_of(key: str, factor: float = 1.0) -> Callable[[RunData], float | None]:
-        return lambda run: factor * series[-1][1] / len(series) if (series := summed(key)(run)) else None
-
-    energy = mean_of("joules") if joules_per_byte is None else mean_of("bytes", joules_per_byte)
-    forms: dict[str, Measure] = {
-        "bytes": (mean_of("bytes"), lambda x: amount(x, "B")),
-        "MACs": (mean_of("macs"), amount),
-        **{f"time at {link}": (mean_of(link), span) for link in LINKS},
-        "time of the simulation": (mean_of("seconds"), span),
-        "energy": (energy, lambda x: amount(x, "J")),
-    }
-    if not any(group.over(energy) for group in groups):
-        forms.pop("energy")
-    rows = [
-        [group.label, *(_text(group.over(figure), form, "-") for figure, form in forms.values())] for group in groups
-    ]
-    return Table(["run", *forms], rows, "One round, on average: bytes and MACs of all its clients, time as above")
-
-
-def _text(one: Mean | None, form: Callable[[float], str], missing: str = "not reached") -> str:
-    return missing if one is None else one.text(form)
+def _table(columns: Mapping[str, Sequence[str]], caption: str) -> Table:
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), caption)

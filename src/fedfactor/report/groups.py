@@ -1,4 +1,4 @@
-"""Runs that differ by their seed only are one group: its mean, and how sure that mean is."""
+"""Groups of runs that differ in their seeds only, and means over them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from fedfactor.report.read import Point, RunData
 from fedfactor.runs.open import flat
 
 SEEDS = ("train.seed", "partition.seed")
-NO_MATTER = ("name", "train.device", "run.keep_rounds", "evaluate.joules_per_byte", "evaluate.target")
-"""Keys whose value does not change what is learnt."""
+IGNORED = ("name", "train.device", "run.keep_rounds", "evaluate.joules_per_byte", "evaluate.target")
+"""Settings that do not change what is learned."""
+FEW_SETTINGS = 2
+"""If at most this many settings other than the method's differ between groups, every label shows them."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over seeds and the half width of its 95 % interval, which a single run does not have."""
+    """A mean over seeds and half the width of its 95 % interval, which is None for a single run."""
 
     value: float
     half: float | None
     count: int
 
     def text(self, form: Callable[[float], str]) -> str:
-        """Write it as a number, with its interval where there is one; a unit that both share is written once."""
+        """Format the mean and, if there is one, its interval. A unit that both share is written once."""
         value = form(self.value)
         if not self.half:
             return value
         half = form(self.half)
         number, _, unit = value.rpartition(" ")
         return f"{number} ± {half}" if number and half.endswith(f" {unit}") else f"{value} ± {half}"
+
+
+def written(mean: Mean | None, form: Callable[[float], str], missing: str = "-") -> str:
+    """Format a mean that may be missing."""
+    return missing if mean is None else mean.text(form)
 
 
 @dataclass
@@ -48,8 +55,8 @@ class Group:
         """The method's name."""
         return self.runs[0].method
 
-    def curve(self, series: Callable[[RunData], Sequence[Point]]) -> list[tuple[int, Mean]]:
-        """Average a series over the runs, round by round, over those that have the round."""
+    def curve(self, series: Callable[[RunData], Sequence[Point]]) -> list[tuple[float, Mean]]:
+        """Average a series over the runs. Each round is averaged over the runs that have a value for it."""
         found: dict[int, list[float]] = {}
         for run in self.runs:
             for round, value in series(run):
@@ -57,24 +64,27 @@ class Group:
         return [(round, mean(values)) for round, values in sorted(found.items())]
 
     def over(self, figure: Callable[[RunData], float | None]) -> Mean | None:
-        """Average a figure over the runs that have it; `None` if none has."""
+        """Average a number over the runs that have it. Return None if none has."""
         values = [value for value in map(figure, self.runs) if value is not None]
         return mean(values) if values else None
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """Average values, with the interval of Student's t."""
+    """Return the mean with its 95 % interval by Student's t-distribution."""
     count = len(values)
     middle = math.fsum(values) / count
     if count < 2:
         return Mean(middle, None, count)
-    spread = math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (count - 1))
-    return Mean(middle, t_quantile(count - 1) * spread / math.sqrt(count), count)
+    variance = math.fsum((value - middle) ** 2 for value in values) / (count - 1)
+    return Mean(middle, t_quantile(count - 1) * math.sqrt(variance / count), count)
 
 
 @cache
 def t_quantile(freedom: int, level: float = 0.95) -> float:
-    """Return the t that Student's distribution stays within with this probability, either side of 0."""
+    """Return t such that Student's distribution lies within [-t, t] with probability `level`.
+
+    SciPy has this, but `fedfactor compare` needs nothing else of SciPy, and it is a download of 35 MB.
+    """
     low, high = 0.0, 1.0
     while _within(high, freedom) < level:
         high *= 2
@@ -96,20 +106,20 @@ def _within(t: float, freedom: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def group(runs: Iterable[RunData]) -> tuple[list[Group], list[str]]:
-    """Put runs into groups, in the order they are met; also say which runs were left out, and why."""
+def group_runs(runs: Iterable[RunData]) -> tuple[list[Group], list[str]]:
+    """Return the groups in the order of their first runs, and a remark on each run that was left out."""
     found: dict[str, Group] = {}
     remarks = []
     for run in runs:
-        one = found.setdefault(_key(run), Group(len(found), ""))
-        twin = next((other for other in one.runs if other.seed == run.seed), None)
+        group = found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), Group(len(found), ""))
+        twin = next((other for other in group.runs if other.seed == run.seed), None)
         if twin is None:
-            one.runs.append(run)
+            group.runs.append(run)
             continue
-        # The same bits once more would only make the interval look smaller.
+        # Counting the same run twice would make the interval look smaller than it is.
         longer, shorter = (run, twin) if run.last_round > twin.last_round else (twin, run)
-        one.runs[one.runs.index(twin)] = longer
-        remarks.append(f"{shorter.name} has the recipe and the seed of {longer.name} and is left out")
+        group.runs[group.runs.index(twin)] = longer
+        remarks.append(f"{shorter.name} is left out: it has the same recipe and seed as {longer.name}.")
     groups = list(found.values())
     _label(groups)
     return groups, remarks
@@ -117,30 +127,22 @@ def group(runs: Iterable[RunData]) -> tuple[list[Group], list[str]]:
 
 def _settings(run: RunData) -> dict[str, Any]:
     tables = {key: value for key, value in run.tables.items() if key != "paper"}
-    return {key: value for key, value in flat(tables).items() if key not in (*SEEDS, *NO_MATTER)}
-
-
-def _key(run: RunData) -> str:
-    return json.dumps(_settings(run), sort_keys=True, default=str)
+    return {key: value for key, value in flat(tables).items() if key not in (*SEEDS, *IGNORED)}
 
 
 def _label(groups: list[Group]) -> None:
-    """Name each group by its method and by the fewest settings that tell it from the others."""
-    settings = [_settings(one.runs[0]) for one in groups]
+    """Label each group with its method and the fewest settings that distinguish it from the other groups."""
+    settings = [_settings(group.runs[0]) for group in groups]
     shared = [key for key in _varied(settings) if not key.startswith("method.")]
-    for one, mine in zip(groups, settings, strict=True):
-        kin = [other for other in settings if other.get("method.name") == mine.get("method.name")]
-        # Where little else differs, it is said of every group.
-        keys = [*_telling(kin), *(shared if len(shared) <= FEW else [])]
-        words = [f"{_short(key)}={_plain(mine[key])}" for key in dict.fromkeys(keys) if key in mine]
-        one.label = " ".join([one.method, *words])
+    for group, own in zip(groups, settings, strict=True):
+        same_method = [other for other in settings if other.get("method.name") == own.get("method.name")]
+        keys = [*_distinguishing(same_method), *(shared if len(shared) <= FEW_SETTINGS else [])]
+        words = [f"{_short(key)}={_plain(own[key])}" for key in dict.fromkeys(keys) if key in own]
+        group.label = " ".join([group.method, *words])
 
 
-FEW = 2
-
-
-def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return few keys that tell all settings apart: again and again the one that splits them into most parts."""
+def _distinguishing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Choose few keys that tell all settings apart: repeatedly the key that splits them into most parts."""
     keys, found = _varied(settings), list[str]()
 
     def parts(chosen: Sequence[str]) -> int:
@@ -149,7 +151,7 @@ def _telling(settings: Sequence[dict[str, Any]]) -> list[str]:
     while parts(found) < len(settings):
         best = max(keys, key=lambda key: parts([*found, key]))
         if parts([*found, best]) == parts(found):
-            break  # only what is not shown differs
+            break  # the rest differs in ignored settings only
         found.append(best)
     return found
 

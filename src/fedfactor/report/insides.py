@@ -1,100 +1,77 @@
-"""What methods note of themselves: ranks in use, bases, picked kernels, and any other number."""
+"""What methods record about themselves: ranks in use, bases, picked kernels and other numbers."""
 
 from __future__ import annotations
 
-import colorsys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
 from fedfactor.factor import effective_rank
+from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Text
 from fedfactor.report.groups import Group, Mean
-from fedfactor.report.parts import (
-    DASHES,
-    MOST_POINTS,
-    MOST_ROWS,
-    Figure,
-    Fold,
-    Piece,
-    Section,
-    Table,
-    Text,
-    axes,
-    bars,
-    colour,
-    label,
-    lines,
-    number,
-    thin,
-)
-from fedfactor.report.read import Point, RunData
+from fedfactor.report.plots import MOST_ROWS, Curve, Scale, bars, colour, dash, figure, line, over_rounds
+from fedfactor.report.read import Point, RunData, recorded
+from fedfactor.report.values import thin
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import load
 
 RANK = "effective_rank"
+BLUE, ORANGE = 209, 389
+"""Hues in degrees. Purple and red lie in between."""
+SEVERAL_LAYERS = 8
+"""The legend of a figure with more layers than this would cover the plot."""
 
 
 def ranks(groups: Sequence[Group]) -> Section:
-    """Return the rank in use, a line a layer: as the method notes it, else of the models that a run has kept."""
-    pieces: list[Piece] = [
-        Text(
-            "The rank actually used: the exponential of the entropy of a weight's singular values (PriSM, Section "
-            "4.3). A group's first run stands for it."
-        )
-    ]
+    """Return the rank in use, one line per layer: as the method recorded it, else from the models in the directory."""
+    words = "The rank in use is the exponential of the entropy of a weight's singular values (PriSM, Section 4.3)."
+    elements: list[Element] = [Text(f"{words} Each group is represented by its first run.")]
     unknown: dict[str, list[str]] = {}
-    at_the_end: dict[str, tuple[Group, dict[str, list[Point]]]] = {}
+    last_only: list[tuple[Group, Mapping[str, Sequence[Point]]]] = []
     for group in groups:
-        run = group.runs[0]
-        if RANK in run.observed:
-            series, source = run.observed[RANK], "as the method noted it every round"
-        else:
+        series, source = group.runs[0].observed.get(RANK, {}), "as the method recorded it in each round"
+        if not series:
             try:
-                series, source = kept_ranks(run), "of the server's model in the rounds that the run directory keeps"
+                series, source = kept_ranks(group.runs[0]), "of the server's model in the rounds that the run has kept"
             except (RunError, ValueError, OSError) as error:
                 unknown.setdefault(str(error), []).append(group.label)
                 continue
-        if max(map(len, series.values()), default=0) < 2:  # no line to draw
-            at_the_end[group.label] = group, series
-            continue
-        pieces.append(
-            _by_layer(f"rank-{group.number}", f"{group.label}: rank in use", source, series, "effective rank")
-        )
-    if at_the_end:
-        pieces.append(_last_ranks(list(at_the_end.values())))
-    pieces += [Text(f"Not known of {', '.join(names)}: {reason}.") for reason, names in unknown.items()]
-    return Section("ranks", "Rank in use", pieces)
+        if max(map(len, series.values()), default=0) < 2:  # a single round makes no line
+            last_only.append((group, series))
+        else:
+            title = f"{group.label}: rank in use"
+            elements.append(_by_layer(f"rank-{group.number}", title, source, series, "effective rank"))
+    if last_only:
+        elements.append(_last_ranks(last_only))
+    elements += [Text(f"Unknown for {', '.join(names)}: {reason}.") for reason, names in unknown.items()]
+    return Section("ranks", "Rank in use", elements)
 
 
 def _last_ranks(found: Sequence[tuple[Group, Mapping[str, Sequence[Point]]]]) -> Figure:
-    """Draw the ranks of runs that are known after one round only."""
+    """Draw the ranks of runs for which one round is known."""
     layers = list(dict.fromkeys(layer for _, series in found for layer in series))
-    traces, rows = [], []
+    drawn, rows = [], []
     for group, series in found:
         means = [Mean(series[layer][-1][1], None, 1) if layer in series else None for layer in layers]
-        traces.append(bars(group, layers, means, hover="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>"))
+        drawn.append(bars(group, layers, means, hover="%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>"))
         rows.append([group.label, *("-" if one is None else f"{one.value:.4g}" for one in means)])
-    return Figure(
-        "rank-last",
-        "Rank in use after the last round",
-        "Layers in the network's order. With run.keep_rounds in the recipe, earlier rounds are known too.",
-        traces,
-        axes("layer", "effective rank", x_showgrid=False, x_type="category"),
-        Table(["run", *layers], rows, "Rank in use after the last round"),
-    )
+    title, axes = "Rank in use after the last round", ("layer", "effective rank")
+    caption = "Layers in the network's order. To see earlier rounds too, list them as run.keep_rounds in the recipe."
+    layout, table = {"xaxis_showgrid": False, "xaxis_type": "category"}, Table(["run", *layers], rows, title)
+    return figure("rank-last", title, caption, drawn, axes, table, **layout)
 
 
 def kept_ranks(run: RunData) -> dict[str, list[Point]]:
-    """Compute the effective ranks of a run's models in its kept rounds and in its last."""
+    """Compute the effective ranks of the server's model, by layer, in the kept rounds and in the last round."""
     if str(run.protocol.get("global", "none")).startswith("none"):
-        raise RunError("the server alone has no model, since part of every model is private")
+        raise RunError("the server has no complete model, because part of each model is private")
     found: dict[str, list[Point]] = {}
-    there = load(run.directory)
-    for round in [*(kept for kept in there.kept if kept != run.last_round), None]:
-        model = load(run.directory, round).model()
-        for name, weight in model.named_parameters():
+    kept = [round for round in load(run.directory).kept if round != run.last_round]
+    for round in [*kept, None]:
+        for name, weight in load(run.directory, round).model().named_parameters():
             if weight.dim() > 1 and min(len(weight), weight[0].numel()) > 1:
                 point = (run.last_round if round is None else round, effective_rank(_singular_values(weight)))
                 found.setdefault(name.removesuffix(".weight"), []).append(point)
@@ -102,7 +79,7 @@ def kept_ranks(run: RunData) -> dict[str, list[Point]]:
 
 
 def _singular_values(weight: Tensor) -> Tensor:
-    """Return them by the smaller Gram matrix, in double precision: small ones hardly count in an entropy."""
+    """Return singular values from the smaller Gram matrix. Its errors in small values hardly change an entropy."""
     matrix = weight.detach().double().flatten(1)
     matrix = matrix if len(matrix) <= matrix.shape[1] else matrix.T
     values: Tensor = torch.linalg.eigvalsh(matrix @ matrix.T)
@@ -110,171 +87,93 @@ def _singular_values(weight: Tensor) -> Tensor:
 
 
 def _by_layer(name: str, title: str, source: str, series: Mapping[str, Sequence[Point]], unit: str) -> Figure:
-    traces = []
+    curves = []
     for place, (layer, points) in enumerate(series.items()):
-        shown = thin(points, MOST_POINTS)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if len(shown) > 3 else "lines+markers",
-                "x": [round for round, _ in shown],
-                "y": [number(value) for _, value in shown],
-                "name": label(layer or unit),
-                "line": {"color": _shade(place, len(series)), "dash": DASHES[place % len(DASHES)], "width": 2},
-                "hovertemplate": "%{fullData.name}<br>round %{x}: %{y:.4g}<extra></extra>",
-            }
-        )
-    there = {layer: dict(points) for layer, points in series.items()}
-    rounds = thin(sorted({round for points in series.values() for round, _ in points}), MOST_ROWS)
-    rows = [
-        [str(t), *(f"{value:.4g}" if (value := one.get(t)) is not None else "-" for one in there.values())]
-        for t in rounds
-    ]
-    return Figure(
-        name,
-        title,
-        f"Layers in the network's order, from blue to orange; {source}.",
-        traces,
-        axes("round", unit, x_rangemode="tozero", y_rangemode="tozero", showlegend=len(series) <= 8),
-        Table(["round", *(layer or unit for layer in series)], rows, title),
-    )
-
-
-def _shade(place: int, of: int) -> str:
-    """Return a colour between blue and orange that is neither dark nor light."""
-    share = place / max(1, of - 1)
-    red, green, blue = colorsys.hls_to_rgb(0.58 + 0.5 * share, 0.5, 0.65)
-    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+        hue = (BLUE + (ORANGE - BLUE) * place / max(1, len(series) - 1)) % 360
+        means = [(round, Mean(value, None, 1)) for round, value in points]
+        curves.append(Curve(layer, means, f"hsl({hue:.0f},65%,50%)", dash(place)))
+    caption = f"Layers in the network's order, from blue to orange; {source}."
+    legend = len(series) <= SEVERAL_LAYERS
+    return over_rounds(name, title, caption, curves, Scale(unit), title, yaxis_rangemode="tozero", showlegend=legend)
 
 
 def bases(groups: Sequence[Group]) -> Section | None:
-    """Return Gram matrices of FLANC's bases and the use of their vectors (Figures 5 and 6), layer by layer."""
-    pieces: list[Piece] = []
+    """Return, for each layer, the Gram matrix of FLANC's basis and the use of its vectors (Figures 5 and 6)."""
+    folds: list[Element] = []
     for group in groups:
         run = group.runs[0]
         for place, (layer, gram) in enumerate(run.gram.items()):
             off = max((abs(x) for i, row in enumerate(gram) for j, x in enumerate(row) if i != j), default=0.0)
-            diagonal = [gram[i][i] for i in range(len(gram))]
-            words = f"diagonal {min(diagonal):.3g} to {max(diagonal):.3g}, beside it at most {off:.3g}"
-            name = f"{group.number}-{place}"
-            inner: list[Piece] = [_gram(f"gram-{name}", run, layer, gram)]
+            diagonal = [row[i] for i, row in enumerate(gram)]
+            words = f"diagonal {min(diagonal):.3g} to {max(diagonal):.3g}, off the diagonal at most {off:.3g}"
+            name, when = f"{group.number}-{place}", f"after round {run.matrices_round}"
+            inner = [_gram(f"gram-{name}", when, layer, gram)]
             if layer in run.mean_abs_u:
-                inner.append(_usage(f"usage-{name}", run, layer, run.mean_abs_u[layer]))
-            pieces.append(Fold(f"{group.label}, {layer}: {words}", inner, opened=not pieces))
-    if not pieces:
-        return None
-    words = (
-        "V V^T of every layer's basis: the identity where vectors are orthonormal. A group's first run stands for it."
-    )
-    return Section("bases", "Bases that widths share", [Text(words), *pieces])
+                inner.append(_usage(f"usage-{name}", when, layer, run.mean_abs_u[layer]))
+            folds.append(Fold(f"{group.label}, {layer}: {words}", inner, opened=not folds))
+    words = "V V^T of each layer's basis, which is the identity if the basis vectors are orthonormal."
+    intro = Text(f"{words} Each group is represented by its first run.")
+    return Section("bases", "Bases shared by all widths", [intro, *folds]) if folds else None
 
 
-def _gram(name: str, run: RunData, layer: str, gram: Sequence[Sequence[float]]) -> Figure:
+def _gram(name: str, when: str, layer: str, gram: Sequence[Sequence[float]]) -> Figure:
+    drawn = go.Heatmap(z=gram, zmid=0, colorscale="RdBu", hovertemplate="vectors %{y} and %{x}: %{z}<extra></extra>")
     rows = [[str(place), *(f"{value:.2f}" for value in row)] for place, row in enumerate(gram)]
-    trace = {
-        "type": "heatmap",
-        "z": [list(row) for row in gram],
-        "zmid": 0,
-        "colorscale": "RdBu",
-        "hovertemplate": "vectors %{y} and %{x}: %{z}<extra></extra>",
-    }
-    layout = axes("basis vector", "basis vector", y_autorange="reversed", y_scaleanchor="x", y_constrain="domain")
-    layout["xaxis"]["constrain"] = "domain"
-    return Figure(
-        name,
-        f"{layer}: Gram matrix of the basis",
-        f"Inner products of the first {len(gram)} basis vectors after round {run.pictured}.",
-        [trace],
-        layout,
-        Table(["vector", *map(str, range(len(gram)))], rows, f"Gram matrix of {layer}"),
-        tall=True,
-    )
+    title, axes = f"{layer}: Gram matrix of the basis", ("basis vector", "basis vector")
+    caption = f"Inner products of the first {len(gram)} basis vectors {when}."
+    table = Table(["vector", *map(str, range(len(gram)))], rows, f"Gram matrix of {layer}")
+    plot = figure(name, title, caption, [drawn], axes, table, xaxis_constrain="domain", yaxis_constrain="domain")
+    plot.plot.update_yaxes(autorange="reversed", scaleanchor="x")
+    return replace(plot, tall=True)
 
 
-def _usage(name: str, run: RunData, layer: str, usage: Mapping[str, Sequence[float]]) -> Figure:
-    traces = [
-        _line(f"width {width}", place, range(len(values)), values)
-        for place, (width, values) in enumerate(usage.items())
-    ]
-    rows = [
-        [str(vector), *(f"{x:.4f}" for x in values)] for vector, values in enumerate(zip(*usage.values(), strict=True))
-    ]
-    return Figure(
-        name,
-        f"{layer}: mean |U| a column",
-        f"How much each width uses each basis vector after round {run.pictured}.",
-        traces,
-        axes("basis vector", "mean |U|", y_rangemode="tozero", showlegend=True),
-        Table(["vector", *(f"width {width}" for width in usage)], rows, f"Mean |U| a column of {layer}"),
-    )
+def _usage(name: str, when: str, layer: str, usage: Mapping[str, Sequence[float]]) -> Figure:
+    drawn = [_values(f"width {width}", place, values) for place, (width, values) in enumerate(usage.items())]
+    columns = enumerate(zip(*usage.values(), strict=True))
+    rows = [[str(vector), *(f"{x:.4f}" for x in values)] for vector, values in columns]
+    title, axes = f"{layer}: mean |U| per column", ("basis vector", "mean |U|")
+    caption = f"How much each width uses each basis vector {when}."
+    table = Table(["vector", *(f"width {width}" for width in usage)], rows, f"Mean |U| per column of {layer}")
+    return figure(name, title, caption, drawn, axes, table, yaxis_rangemode="tozero", showlegend=True)
 
 
 def picks(groups: Sequence[Group]) -> Section | None:
-    """Return how often each principal kernel was sent to a client (PriSM, Figure 7), layer by layer."""
-    pieces: list[Piece] = []
+    """Return, for each layer, how often each principal kernel was sent to a client (PriSM, Figure 7)."""
+    folds: list[Element] = []
     for group in groups:
         run = group.runs[0]
         for place, (layer, counts) in enumerate(run.picks.items()):
-            shares = [100 * count / max(1, run.picked_from) for count in counts]
-            words = f"the first by {shares[0]:.0f} % of the clients, the last by {shares[-1]:.0f} %"
+            shares = [100 * count / max(1, run.picking_clients) for count in counts]
+            words = f"the first kernel by {shares[0]:.0f} % of the clients, the last by {shares[-1]:.0f} %"
             rows = [[str(i), str(counts[i]), f"{shares[i]:.1f} %"] for i in thin(range(len(counts)), MOST_ROWS)]
-            figure = Figure(
-                f"picks-{group.number}-{place}",
-                f"{layer}: how often each kernel was picked",
-                "Kernels by falling singular value; per cent of all clients of all rounds.",
-                [_line(layer, group.number, range(len(shares)), shares)],
-                axes("principal kernel", "per cent of the clients", y_range=[0, 100]),
-                Table(["kernel", "times", "share"], rows, f"Picks of the kernels of {layer}"),
-            )
-            pieces.append(Fold(f"{group.label}, {layer}: {words}", [figure], opened=not pieces))
-    return Section("picks", "Kernels that were picked", pieces) if pieces else None
+            name, title = f"picks-{group.number}-{place}", f"{layer}: how often each kernel was picked"
+            caption = "Kernels in order of decreasing singular value; per cent of the clients of all rounds."
+            table = Table(["kernel", "times", "share"], rows, f"Picks of the kernels of {layer}")
+            drawn, axes = [_values(layer, group.number, shares)], ("principal kernel", "per cent of the clients")
+            plot = figure(name, title, caption, drawn, axes, table, yaxis_range=[0, 100])
+            folds.append(Fold(f"{group.label}, {layer}: {words}", [plot], opened=not folds))
+    return Section("picks", "Picked kernels", folds) if folds else None
 
 
-def others(groups: Sequence[Group]) -> Section | None:
-    """Return every other number that a method notes."""
+def records(groups: Sequence[Group]) -> Section | None:
+    """Return all other numbers that a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.observed if name != RANK)
-    pieces: list[Piece] = []
+    elements: list[Element] = []
     for place, name in enumerate(names):
+        words = name.replace("_", " ")
         single = [group for group in groups if "" in group.runs[0].observed.get(name, {})]
         if single:
-            pieces.append(_over_groups(f"noted-{place}", name, single))
+            title, caption = words.capitalize(), "As the method recorded it. Mean over seeds; bands are 95 % intervals."
+            curves = [Curve.of(group, group.curve(recorded(name))) for group in single]
+            elements.append(over_rounds(f"noted-{place}", title, caption, curves, Scale(words), f"{words} by round"))
         for group in groups:
-            several = {key: value for key, value in group.runs[0].observed.get(name, {}).items() if key}
-            if several:
-                title = f"{group.label}: {_words(name)}"
-                pieces.append(_by_layer(f"noted-{place}-{group.number}", title, "as noted", several, _words(name)))
-    return Section("noted", "What methods note", pieces) if pieces else None
+            layers = {layer: series for layer, series in group.runs[0].observed.get(name, {}).items() if layer}
+            if layers:
+                ident, title = f"noted-{place}-{group.number}", f"{group.label}: {words}"
+                elements.append(_by_layer(ident, title, "as recorded", layers, words))
+    return Section("noted", "Other numbers that methods record", elements) if elements else None
 
 
-def _over_groups(ident: str, name: str, groups: Sequence[Group]) -> Figure:
-    traces, rows = [], []
-    for group in groups:
-        points = thin(group.curve(lambda run: run.observed.get(name, {}).get("", [])), MOST_POINTS)
-        hover = "%{fullData.name}<br>round %{x}: %{y:.4g}<extra></extra>"
-        traces += lines(group, [t for t, _ in points], [one for _, one in points], hover=hover)
-        for t, one in thin(points, max(5, MOST_ROWS // len(groups))):
-            rows.append([group.label, str(t), one.text(lambda x: f"{x:.4g}")])
-    return Figure(
-        ident,
-        _words(name).capitalize(),
-        "As the method notes it. Mean over seeds; bands are its 95 % interval.",
-        traces,
-        axes("round", _words(name), x_rangemode="tozero"),
-        Table(["run", "round", _words(name)], rows, f"{_words(name)} by round"),
-    )
-
-
-def _line(title: str, place: int, xs: Iterable[int], ys: Sequence[float]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(xs),
-        "y": [number(y) for y in ys],
-        "name": label(title),
-        "line": {"color": colour(place), "dash": DASHES[place % len(DASHES)], "width": 2},
-        "hovertemplate": "%{fullData.name}<br>%{x}: %{y:.4g}<extra></extra>",
-    }
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _values(label: str, place: int, values: Sequence[float]) -> go.Scatter:
+    """Draw values against their index."""
+    return line(label, range(len(values)), values, colour(place), dash(place), "%{x}: %{y:.4g}")

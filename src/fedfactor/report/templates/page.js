@@ -1,5 +1,5 @@
 "use strict";
-// Figures are drawn when they come near the screen; their colours follow the reader's light or dark mode.
+// Figures are drawn when the reader scrolls near them. Their colours follow the reader's light or dark mode.
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Set();
@@ -36,8 +36,8 @@
     return !band && !(trace.meta !== undefined && hidden.has(trace.meta));
   }
 
-  // For keyboard and screen reader the table stands for the figure: its buttons and plotly's picture for measuring
-  // text are passed over.
+  // Keyboards and screen readers use the table instead of the figure, so they skip the figure's buttons and the element
+  // with which plotly measures text.
   function hush(plot) {
     for (const button of plot.querySelectorAll("button")) button.tabIndex = -1;
     document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");
@@ -57,7 +57,7 @@
     };
     const full = { ...base, ...layout };
     for (const axis of ["xaxis", "yaxis"]) {
-      // Only words may need more room than the margin has; to find out takes plotly another pass.
+      // Only words may need more room than the margin offers. Measuring them costs plotly another pass.
       const words = full[axis]?.ticktext || (axis === "xaxis" && typeof data[0]?.x?.[0] === "string");
       full[axis] = { automargin: Boolean(words), zeroline: false, ...full[axis] };
     }
