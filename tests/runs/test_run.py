@@ -311,7 +311,9 @@ def test_statistics_of_norms_are_kept_with_the_round(request: pytest.FixtureRequ
         ours, theirs = load(tmp_path).model(capacity=level).eval(), result.model_at(level).eval()
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
     load(tmp_path, round=2).model(client=1)
-    with pytest.raises(RunError, match=r"norm statistics at capacity 1 were not estimated in round 1; .* result\(data_dir\)"):
+    with pytest.raises(
+        RunError, match=r"norm statistics at capacity 1 were not estimated in round 1; .* result\(data_dir\)"
+    ):
         load(tmp_path, round=1).model()
 
 

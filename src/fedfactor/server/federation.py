@@ -231,7 +231,7 @@ class Federation:
         `store` has the clients' states as they will be when the round is committed.
         """
         setup, figures = self.setup.at(server.round), dict[str, Any]()
-        calibration = Calibration(self.dispatch, server, self._everybody(), store)
+        calibration = Calibration(self.dispatch, server, self._clients_to_measure(), store)
         central, bad = setup.task.data.central, 0
         if central is not None and self.setup.has_global_model:
             figures["global"] = {
@@ -243,13 +243,13 @@ class Federation:
         if self.rounds.evaluate_clients != "none":
             figures |= measure_selected(reports)
         if self.rounds.evaluate_clients == "all":
-            found, bad = measure_all(self.dispatch, server, self._everybody(), store)
+            found, bad = measure_all(self.dispatch, server, self._clients_to_measure(), store)
             figures |= found
         if bad + calibration.bad:
             figures["bad_evaluations"] = bad + calibration.bad
         return replace(server, statistics=calibration.statistics), figures
 
-    def _everybody(self) -> list[int]:
+    def _clients_to_measure(self) -> list[int]:
         """Return the clients that are measured when all are to be."""
         return self.rounds.measured(self.setup.training.seed, self.population)
 
@@ -322,7 +322,7 @@ class Federation:
     def calibration(self, server: Server) -> Calibration:
         """Return the norm statistics of a server state; missing ones are estimated on the clients' data."""
         if self._calibration is None or self._calibration.server is not server:
-            self._calibration = Calibration(self.dispatch, server, self._everybody(), self.store)
+            self._calibration = Calibration(self.dispatch, server, self._clients_to_measure(), self.store)
         return self._calibration
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
