@@ -90,7 +90,7 @@ def test_ctrl_c_stops_at_a_commit_and_prints_the_command_that_carries_on(engine:
     last = DiskStore(out / "checkpoint", writing=False).last()
     rounds = len((out / "metrics.jsonl").read_text().splitlines()) - 1
     assert last is not None and last[1]["round"] == rounds >= 2  # nothing that was noted is lost
-    assert "stopping when this round is done" in said and "failed" not in said
+    assert "stopping when this round is committed" in said and "failed" not in said
     assert f"holds everything up to round {rounds}. Resume with:" in complaint and "Traceback" not in complaint
     again = shlex.split(complaint.splitlines()[-1])
     assert again == ["fedfactor", *map(str, words), "--resume"]

@@ -51,7 +51,7 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
     assert sorted(reasons) == sorted(liars)
     assert "holds NaN" in reasons[1]
     assert "expected torch.float32 [" in reasons[2]
-    assert "reply for" in reasons[3]
+    assert "got a reply of kind" in reasons[3]
     assert "header" in reasons[4]
     assert reasons[5] == "did not answer within 60 seconds"
     found = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -78,7 +78,9 @@ def test_the_scaler_acts_in_training_only() -> None:
 
 def test_the_scaler_with_tracked_statistics_is_refused() -> None:
     """Measured on digits: 0.20 at width 1/4 where 0.82 can be had."""
-    with pytest.raises(ValueError, match=r"Scaler changes what 'bn1' gets .* set static_norm = true, or scaler = fa"):
+    with pytest.raises(
+        ValueError, match=r"Scaler changes the inputs of 'bn1' .* set static_norm = true, or scaler = fa"
+    ):
         run(HeteroFL(static_norm=False))
     group = nn.Sequential(nn.Flatten(), nn.LayerNorm(64), nn.Linear(64, 10))
     HeteroFL(static_norm=False).network(lambda width: group, 1.0)  # nothing tracked, nothing wrong

@@ -116,7 +116,7 @@ def test_slim_is_fedavg_on_the_narrowest_network() -> None:
     assert weights_sha256(slim.server.tensors) == weights_sha256(plain.server.tensors)
     assert slim.model.fc.in_features == 16 and list(slim.history[-1]["global"]) == ["0.5"]
     assert run(Slim(width=0.25)).server.tensors["conv2.weight"].shape == (4, 2, 3, 3)
-    with pytest.raises(ValueError, match=r"capacity 0\.5 cannot carry a network of width 0\.75"):
+    with pytest.raises(ValueError, match=r"capacity 0\.5 cannot train a network of width 0\.75"):
         run(Slim(width=0.75))
 
 

@@ -78,5 +78,5 @@ def test_slices_of_fused_gates_are_taken_within_each_gate() -> None:
 def test_a_client_larger_than_the_server_is_refused() -> None:
     import pytest
 
-    with pytest.raises(ValueError, match=r"w: a client's \[3\] is no part of the server's \[2\]"):
+    with pytest.raises(ValueError, match=r"w: a client's \[3\] is not a part of the server's \[2\]"):
         slice_plan({"w": torch.zeros(2)}, {"w": torch.zeros(3)})

@@ -85,7 +85,7 @@ def test_a_directory_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
 
 def test_a_directory_in_use_is_left_alone_without_resume(tmp_path: Path) -> None:
     run(recipe("train.rounds=1"), tmp_path)
-    with pytest.raises(RunError, match="holds a run already; carry on with --resume"):
+    with pytest.raises(RunError, match="holds a run already; continue it with --resume"):
         run(recipe("train.rounds=1"), tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_take_the_data_says_so() -> None:
-    with pytest.raises(ValueError, match=r"the model cannot take the data, examples of 1 x 8 x 8: .*784"):
+    with pytest.raises(ValueError, match=r"the model cannot process the data, whose inputs are 1 x 8 x 8: .*784"):
         run(recipe("model={name = 'mlp'}"))
 
 
@@ -182,13 +182,13 @@ def test_a_model_that_is_none_says_so() -> None:
         (
             "checkpoint/round-1/server.safetensors",
             b"\x10",
-            r"server\.safetensors is damaged .*: restore it from a copy",
+            r"server\.safetensors is damaged .*: restore it from a backup",
         ),
         ("checkpoint/round-1/info.json", b'{"round": 1', r"info\.json is damaged"),
         ("checkpoint/current", b"round-9", "round-9/server.safetensors"),
         ("checkpoint/current", b"", "current is damaged .expected the name of a round, got ''"),
         ("checkpoint/current", b"../../other", "current is damaged"),
-        ("metrics.jsonl", b'{"event": "start"}\n', "holds 1 events, but the last commit knows of 2"),
+        ("metrics.jsonl", b'{"event": "start"}\n', "holds 1 events, but 2 were committed"),
         ("metrics.jsonl", b"half a li\nne\n", r"metrics\.jsonl is damaged .line 1 is not JSON"),
         ("recipe.toml", b"half a li", "recipe.toml is not TOML"),
     ],
@@ -309,7 +309,9 @@ def test_statistics_of_norms_are_kept_with_the_round(request: pytest.FixtureRequ
         ours, theirs = load(tmp_path).model(capacity=level).eval(), result.model_at(level).eval()
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
     load(tmp_path, round=2).model(client=1)
-    with pytest.raises(RunError, match=r"norm statistics at capacity 1 were not gathered in round 1; .* result\(\)"):
+    with pytest.raises(
+        RunError, match=r"norm statistics at capacity 1 were not estimated in round 1; .* result\(data_dir\)"
+    ):
         load(tmp_path, round=1).model()
 
 
@@ -383,7 +385,7 @@ def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
         load(finished).model(client=6)
     with pytest.raises(RunError, match=r"a capacity lies in \(0, 1\], got 2"):
         load(finished).model(capacity=2)
-    with pytest.raises(RunError, match=r"is no run directory: it has no recipe\.toml"):
+    with pytest.raises(RunError, match=r"is not a run directory: it has no recipe\.toml"):
         load(tmp_path / "nowhere")
     started = tmp_path / "started"
     started.mkdir()

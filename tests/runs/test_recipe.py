@@ -120,7 +120,7 @@ def test_a_name_is_needed_where_there_is_no_default() -> None:
 
 
 def test_combinations_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(RecipeError, match="scaffold keeps tensors on the client, but the basis of fedhm turns"):
+    with pytest.raises(RecipeError, match="scaffold keeps tensors on the client, but the basis of fedhm changes"):
         resolve(override(BASE, ["method.name=fedhm", "optimizer.name=scaffold"]))
 
 

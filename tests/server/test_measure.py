@@ -38,7 +38,7 @@ def test_who_wins_and_who_loses_by_hand() -> None:
     last = client_gains(ours, theirs, when="last")
     assert (last["rounds"], last["losses"], last["losers"]) == ([2, 2], 2, [0, 1])
     assert last["mean_gain"] == pytest.approx(-0.4) and last["worst_gain"] == pytest.approx(-0.5)
-    with pytest.raises(ValueError, match="evaluate_clients says which"):
+    with pytest.raises(ValueError, match="`evaluate_clients` selects what is measured"):
         client_gains(ours, theirs, measured="selected_after")
     with pytest.raises(ValueError, match="no client was measured"):
         client_gains([measured(1, c3=0.5)], theirs)

@@ -1,1 +1,1 @@
-"""The client's side of a round: the only loop over batches."""
+"""The client's side of a round, with the only loop over batches."""

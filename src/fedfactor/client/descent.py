@@ -1,4 +1,4 @@
-"""Local optimizers."""
+"""SGD on the clients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fedfactor.protocol.settings import Training
 
 
 class Descent:
-    """SGD with momentum: the kernel of torch's own fused one, called without the optimizer around it.
+    """SGD with momentum that calls the kernel of torch's fused SGD directly.
 
-    Torch's optimizer objects import its compiler when the first is made, which takes seconds in every process, and
-    spend more time on a step of a small model than the step itself takes.
+    Creating the first `torch.optim` optimizer imports torch's compiler, which takes seconds in each process. For small
+    models, its overhead is also larger than the time of the step itself.
     """
 
     def __init__(
@@ -30,31 +30,31 @@ class Descent:
             )
             for group in groups
         ]
-        # Where a step writes without autograd's knowing: cheaper than telling it to look away at every step.
+        # A step writes to these detached views: cheaper than torch.no_grad() around each step.
         self._values = {parameter: parameter.detach() for parameter in parameters.values()}
-        self._pulls: dict[nn.Parameter, Tensor] = {}
+        self._momenta: dict[nn.Parameter, Tensor] = {}
 
     def step(self) -> None:
-        """Step along the gradients; parameters without one stay."""
+        """Take one step; parameters without a gradient are unchanged."""
         for members, lr, decay in self._groups:
             moving = [parameter for parameter in members if parameter.grad is not None]
             if not self._momentum:
                 self._move(moving, [], lr, decay)
                 continue
-            # The kernel takes one word for all: whether their first gradients start the pulls.
-            new = [parameter for parameter in moving if parameter not in self._pulls]
-            old = [parameter for parameter in moving if parameter in self._pulls]
-            self._pulls.update((parameter, torch.empty_like(parameter)) for parameter in new)
-            self._move(old, [self._pulls[parameter] for parameter in old], lr, decay)
-            self._move(new, [self._pulls[parameter] for parameter in new], lr, decay, first=True)
+            # The kernel has one flag for all tensors: whether this is their first step, which initialises the momentum.
+            new = [parameter for parameter in moving if parameter not in self._momenta]
+            old = [parameter for parameter in moving if parameter in self._momenta]
+            self._momenta.update((parameter, torch.empty_like(parameter)) for parameter in new)
+            self._move(old, [self._momenta[parameter] for parameter in old], lr, decay)
+            self._move(new, [self._momenta[parameter] for parameter in new], lr, decay, first=True)
 
     def _move(
-        self, moving: Sequence[nn.Parameter], pulls: list[Tensor], lr: float, decay: float, *, first: bool = False
+        self, moving: Sequence[nn.Parameter], momenta: list[Tensor], lr: float, decay: float, *, first: bool = False
     ) -> None:
         if not moving:
             return
         gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
         torch._fused_sgd_(
-            [self._values[parameter] for parameter in moving], gradients, pulls, lr=lr, momentum=self._momentum,
+            [self._values[parameter] for parameter in moving], gradients, momenta, lr=lr, momentum=self._momentum,
             weight_decay=decay, dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
         )  # fmt: skip

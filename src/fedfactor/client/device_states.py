@@ -1,4 +1,4 @@
-"""Private states on a client's own disk."""
+"""Private states on the disk of a client's device."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedfactor.protocol.states import SHA256
 
 
 class Lost(LookupError):
-    """A device does not have the state that a job builds on."""
+    """The device does not have the state that a job starts from."""
 
 
 class DeviceStates:
-    """One client's states of one run in a directory of its own: files `VERSION.SHA256`, whole or not there at all.
+    """The states of one client in one run, as files `VERSION.SHA256` in their own directory, written atomically.
 
-    A version is the number of rounds that are done once the state is accepted.
+    A version is the number of finished rounds once the state is accepted.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def read(self, sha256: str) -> bytes:
-        """Return the state of this hash."""
+        """Return the state with this hash. Raise Lost if it is missing or damaged."""
         found = [path for path, _, name in self._files() if name == sha256]
         if not found:
             there = ", ".join(f"{name[:12]}... of round {version}" for _, version, name in self._files()) or "none"
@@ -34,11 +34,11 @@ class DeviceStates:
             )
         state = found[0].read_bytes()
         if hashlib.sha256(state).hexdigest() != sha256:
-            raise Lost(f"{found[0]} is damaged: its contents are not what its name says; restore it from a copy")
+            raise Lost(f"{found[0]} is damaged: its SHA-256 is not the one in its name; restore it from a backup")
         return state
 
     def write(self, version: int, state: Bytes) -> str:
-        """Put a new state beside the others and return its hash, once the disk has it."""
+        """Write a new state, keep the others, and return its hash once it is on disk."""
         sha256 = hashlib.sha256(state).hexdigest()
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = self.directory / f"new.{os.getpid()}"
@@ -48,10 +48,10 @@ class DeviceStates:
         return sha256
 
     def settle(self, sha256: str | None, round: int) -> None:
-        """Remove what no job can ask for again, now that a job of a round names the state it builds on.
+        """Remove the states that no later job can need, given the state that a job of this round starts from.
 
-        That state is committed. Older ones are overtaken, and newer ones up to this round were not accepted. States of
-        later rounds stay: this job may be one that came late.
+        That state is committed. Older states are outdated, and newer ones up to this round were not accepted. States of
+        later rounds are kept, because this job may have been delayed.
         """
         for path, version, name in self._files():
             if version <= round and name != sha256:

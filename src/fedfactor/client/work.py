@@ -1,7 +1,7 @@
-"""The client's side: the only loop over batches.
+"""The work of a client: training, evaluation and calibration, with the only loop over batches.
 
-`work` is one pure function of a message, the client's data, its state and the run's settings. Engines only move its
-bytes: what runs here in a process of its own is what runs on a phone.
+`work` is a pure function of a message, the client's data, its state and the run's settings. Engines only move its
+inputs and outputs as bytes, so a client computes the same in a local process and on a remote device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedfactor.task import like
 
 @timed("the rest")
 def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
-    """Do one job and return the reply (in `room`, if given) and the client's new state (`None`: unchanged)."""
+    """Do one job; return the reply (written to `room` if given) and the client's new state (`None`: unchanged)."""
     message = decode(job)
     client, round = message.fields["client"], message.fields["round"]
     kept, setup = kept_of(setup, state, round), setup.at(round)
@@ -41,11 +41,11 @@ def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
             return _calibrate(setup, message, kept), None
-    raise ValueError(f"unknown kind of job {message.kind!r}")
+    raise ValueError(f"unknown kind of job {message.kind!r}, expected train, evaluate or calibrate")
 
 
 def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
-    """Return the network as a job fills it and the context of its training; `targets` are all the client has."""
+    """Return the network filled from a job, and the training context; `targets` are those of all the client's data."""
     fields, device = message.fields, setup.training.torch_device
     network, parts = _load(setup, message, kept, training=True)
     places = Places.read(fields.get("places"), parts["model"])
@@ -100,7 +100,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
 
 @timed("training")
 def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:
-    """Train the network through the method's phases."""
+    """Train the network in the phases of the method; return the mean loss and the number of steps."""
     training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
     network.train()
     losses, steps = torch.zeros((), device=training.torch_device), 0
@@ -110,7 +110,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
         if not parameters:
             continue
         descent = Descent(training, phase.groups, parameters, ctx.lr)
-        pull, travel = 0.0, 0.0
+        momentum, travel = 0.0, 0.0
         for batch in batches(setup, examples, phase.epochs, rng):
             loss = setup.method.objective(network, batch, ctx)
             for parameter in parameters.values():
@@ -121,8 +121,8 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
             if training.max_grad_norm:
                 torch.nn.utils.clip_grad_norm_(parameters.values(), training.max_grad_norm)
             descent.step()
-            pull = training.momentum * pull + 1.0
-            travel += ctx.lr * pull
+            momentum = training.momentum * momentum + 1.0
+            travel += ctx.lr * momentum
             losses, steps = losses + loss.detach(), steps + 1
         for name in parameters:
             ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * lr_factors[name]
@@ -133,29 +133,29 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> 
 
 
 def _trainable(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
-    """Freeze all parameters but these, and return these."""
+    """Freeze all parameters except the named ones, and return these."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in names)
     return {name: parameter for name, parameter in network.named_parameters() if name in names}
 
 
 def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Fill up gradients that list only some rows, as of `nn.Embedding(sparse=True)`: nothing after them takes those."""
+    """Make sparse gradients dense, such as those of `nn.Embedding(sparse=True)`: the later code needs dense ones."""
     for parameter in parameters.values():
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
 
 
 def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
-    """Yield shuffled batches; a last batch of one joins the one before, since batch norms cannot train on it."""
+    """Yield shuffled batches. A last batch of one example joins the previous one: batch norms cannot train on it."""
     (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
-    home = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
+    destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
         order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch_size))
         if len(order) > 1 and len(order[-1]) == 1:
             order[-2:] = [torch.cat(order[-2:])]
-        for where in order:
-            yield like(transform.train(inputs[where], rng), home), targets[where].to(home.device)
+        for chosen in order:
+            yield like(transform.train(inputs[chosen], rng), destination), targets[chosen].to(destination.device)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
@@ -167,7 +167,7 @@ def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes
 
 
 def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
-    """Run the model over the client's data and return the batch statistics of its norms (HeteroFL's static ones)."""
+    """Run the model on the client's data and return its batch statistics (HeteroFL's static batch norm)."""
     network, _ = _load(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     examples = setup.task.data.of(fields["client"])
@@ -182,7 +182,7 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
 def _load(
     setup: Setup, message: Message, kept: dict[str, Tensors], *, training: bool
 ) -> tuple[nn.Module, dict[str, Tensors]]:
-    """Fill the network of the job's capacity; return it and the decoded sections of the download."""
+    """Fill the network for the job's capacity; return it and the decoded sections of the download."""
     capacity, device = message.fields["capacity"], setup.training.torch_device
     network, parts = setup.network(capacity), sections(message.tensors)
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))

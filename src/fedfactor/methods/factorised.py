@@ -1,4 +1,4 @@
-"""What methods have in common whose network is the task's model with its layers kept as factors."""
+"""Base class of methods that train the task's model with factorised layers."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fedfactor.registry import described
 from fedfactor.task import Build
 
 
-def with_factors(network: nn.Module, scheme: Scheme, otherwise: str, skip: Sequence[str] = ()) -> nn.Module:
-    """Return the network. Raises ValueError, beginning with `otherwise`, if it has no layer made of factors."""
+def with_factors(network: nn.Module, scheme: Scheme, message: str, skip: Sequence[str] = ()) -> nn.Module:
+    """Return the network. Raise ValueError, beginning with `message`, if none of its layers is factorised."""
     if not factor_weights(network):
         reasons = "; ".join(str(finding) for finding in check(network, scheme, skip=skip)[:3])
-        raise ValueError(f"{otherwise}: {reasons or 'all are kept dense'}")
+        raise ValueError(f"{message}: {reasons or 'all layers are kept dense'}")
     return network
 
 
 @dataclass(frozen=True)
 class Factorised(Method):
-    """The task's model with its layers kept as factors, which are averaged as they are."""
+    """A method that factorises the layers of the task's model and averages the factors."""
 
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
 
     def scheme(self) -> Scheme:
-        """Return the scheme of the layers."""
+        """Return the scheme that factorises a layer."""
         raise NotImplementedError
 
     def network(self, build: Build, capacity: float) -> nn.Module:
@@ -37,6 +37,6 @@ class Factorised(Method):
         return self.factorised(build(1.0), self.dense)
 
     def factorised(self, model: nn.Module, skip: Sequence[str], *, keep_weights: bool = False) -> nn.Module:
-        """Factorise a model. Raises ValueError if it has no layer to factorise: the method would silently be FedAvg."""
+        """Factorise a model. Raise ValueError if no layer can be: the method would silently be FedAvg."""
         network = factorize(model, self.scheme(), skip=skip, keep_weights=keep_weights)
         return with_factors(network, self.scheme(), f"{self.name} finds no layer to factorise in this model")

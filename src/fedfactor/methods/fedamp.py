@@ -22,26 +22,29 @@ from fedfactor.registry import described, register
 @register("methods", "fedamp", paper="arXiv:2007.03797")
 @dataclass(frozen=True)
 class FedAMP(Method):
-    """The server holds every client's model w_i and sends each client u_i, a mix of the models most like its own.
+    """The server keeps each client's model w_i and sends client i a mix u_i of the models most similar to w_i.
 
-    xi_ij = alpha A'(||w_i - w_j||^2), A'(d) = exp(-d / sigma) / sigma, xi_ii = 1 - the others; u_i = sum_j xi_ij w_j.
-    The client minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2 from its own w_i, which is what is deployed.
+    xi_ij = alpha A'(||w_i - w_j||^2), A'(d) = exp(-d / sigma) / sigma, xi_ii = 1 - sum_{j != i} xi_ij;
+    u_i = sum_j xi_ij w_j. The client starts from its own w_i and minimises F_i(w) + (lambda / 2 alpha) ||w - u_i||^2.
+    It uses the trained w_i. Only weights are compared and mixed; batch statistics stay on the client.
 
-    Definition not re-read in the paper, whose heuristic variant is not here. With large alpha, xi_ii is negative and
-    u_i leaves the convex hull; the gradient at w_i does not depend on alpha, so u_i is never used as a starting point
-    here. Only weights are compared and mixed; batch statistics stay as the client has them.
+    With a large alpha, xi_ii is negative and u_i leaves the convex hull of the models. The gradient at w_i does not
+    depend on alpha, so this does no harm as long as u_i is not used as a model or as a starting point.
 
-    Deviations: with partial participation, clients that never took part are left out of the mix, and a newcomer's u_i
-    is where it starts. The server has no model of its own: its tensors are where all clients start, and stay so.
+    Follows re-implementations and third-party quotations of the paper's equations. The defaults are those of Fling, the
+    framework of FedDecomp's authors. The paper's heuristic variant is not implemented.
 
-    Use it where clients fall into groups that are alike and nobody needs a common model: the server learns who is
-    like whom. It keeps a model a client and compares them all, so it is for tens or hundreds of clients, not
+    Deviations: with partial participation, clients that never took part are left out of the mix, and the first u_i of
+    a client is the initial model. The server has no model of its own: its tensors stay the initial model.
+
+    Use it where clients form groups with similar data and no common model is needed: the server learns which clients
+    are similar. It keeps one model per client and compares all pairs, so it suits tens or hundreds of clients, not
     millions.
     """
 
     strength: float = field(default=1.0, metadata=described("lambda"))
-    alpha: float = field(default=1e4, metadata=described("alpha_k of the first rounds"))
-    alpha_decay: float = field(default=0.1, metadata=described("factor on alpha every `alpha_every` rounds"))
+    alpha: float = field(default=1e4, metadata=described("alpha_k in the first rounds"))
+    alpha_decay: float = field(default=0.1, metadata=described("factor applied to alpha every `alpha_every` rounds"))
     alpha_every: int = field(default=30, metadata=described("rounds between two decays of alpha"))
     sigma: float = field(default=100.0, metadata=described("scale of the squared distance"))
 
@@ -52,17 +55,17 @@ class FedAMP(Method):
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """Each client has its own model, and the mix is weighted by attention."""
         return Traits(space="personal", weighting="attention")
 
     def alpha_of(self, round: int) -> float:
-        """Return alpha_k of a round, counted from 0."""
+        """Return alpha_k for a round, counted from 0."""
         return self.alpha * self.alpha_decay ** (round // self.alpha_every)
 
     def download(
         self, view: Tensors, who: Participant, plan: Plan, held: Mapping[int, Tensors], network: nn.Module
     ) -> Tensors:
-        """Mix the clients' models for this client: u_i."""
+        """Return u_i, the mix of the clients' models for this client."""
         if who.client not in held:
             return pull(view, plan)
         own = held[who.client]
@@ -83,29 +86,31 @@ class FedAMP(Method):
         fill(network, kept or down)
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Add (lambda / 2 alpha_k) ||w - u_i||^2; squared, and with its gradient."""
+        """Add (lambda / 2 alpha_k) ||w - u_i||^2 to the loss."""
         loss = super().objective(network, batch, ctx)
         distance = torch.stack([(p - ctx.down[name]).square().sum() for name, p in network.named_parameters()]).sum()
         return loss + self.strength / (2 * self.alpha_of(ctx.round)) * distance
 
     def keep(self, network: nn.Module) -> Tensors:
-        """The client keeps its whole model."""
+        """Keep the whole model on the client."""
         return tensors_of(network)
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Leave the server's tensors alone: every client has a model of its own."""
+        """Return the server's tensors unchanged: each client has its own model."""
         return dict(server), Held(dict.fromkeys(server, 0))
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
-        """What comes down is not where a client starts: neither an anchor nor a reference for changes."""
+        """Refuse optimizers and codecs that need clients to start from the download."""
         if optimizer.anchors:
-            return f"{optimizer.name} holds clients to the model they received, but {self.name} trains another"
+            return (
+                f"{optimizer.name} keeps clients near the model they received, but {self.name} trains a different one"
+            )
         if codec.codes_changes:
-            return f"{codec.name} codes changes of what came down, but {self.name} trains another model"
+            return f"{codec.name} codes the change since the download, but {self.name} trains a different model"
         return super().refuses(optimizer, codec, training)
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
-        """The server keeps every client's latest model."""
+        """Keep the latest model of each client on the server."""
         return {reply.client: reply.tensors for reply in replies}

@@ -11,7 +11,7 @@ from fedfactor.registry import register
 @register("methods", "fedavg", paper="arXiv:1602.05629")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """One dense model, shared whole and averaged by the clients' number of examples (Alg. 1).
+    """One dense model, shared by all clients and averaged with weights proportional to their examples (Alg. 1).
 
-    Use it as the yardstick: bytes and accuracy of every other method are read against it.
+    Use it as the baseline for the bytes and the accuracy of all other methods.
     """

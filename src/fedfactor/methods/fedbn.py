@@ -17,28 +17,30 @@ from fedfactor.task import Build
 @register("methods", "fedbn", paper="arXiv:2102.07623")
 @dataclass(frozen=True)
 class FedBN(FedAvg):
-    """All tensors of batch norms (scale, shift, statistics) stay on the client; the rest is averaged, all alike.
+    """Batch norms (scale, shift, statistics) stay on the client; all other tensors are averaged with equal weights.
 
-    Definition not re-read in the paper: it follows the authors' code, but batch norms are found by their type, not by
-    "bn" in their names, which misses those inside a `Sequential`.
+    Follows the authors' code, except that batch norms are found by their type. The code looks for "bn" in their names,
+    which misses batch norms inside a `Sequential`.
 
-    Use it where clients see the same classes through different eyes (other cameras, scanners, styles) and the model
-    has batch norms. New clients have no norms of their own and start with the first model's.
+    Use it where clients have the same classes but different inputs (cameras, scanners, styles) and the model has batch
+    norms. New clients start with the batch norms of the initial model.
     """
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """All clients have equal weight in the mean."""
         return Traits(weighting="uniform")
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """Everything that belongs to a batch norm."""
+        """Return the names of all tensors of batch norms."""
         inside = tuple(f"{name}." for name in batch_norms(network))
         return {name for name in tensors_of(network) if name.startswith(inside)} if inside else set()
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Return the task's model; one without batch norms is refused, since the method would silently be FedAvg."""
+        """Return the task's model. Raise ValueError if it has no batch norm: the method would silently be FedAvg."""
         model = build(1.0)
         if not batch_norms(model):
-            raise ValueError("fedbn keeps batch norms private, but the model has none")
+            raise ValueError(
+                "fedbn keeps batch norms private, but the model has none; use a model with batch norms, or fedavg"
+            )
         return model

@@ -1,4 +1,4 @@
-"""FedDecomp: every weight is the sum of a shared full-rank part and a private low-rank part."""
+"""FedDecomp: each weight is the sum of a shared full-rank part and a private low-rank part."""
 
 from __future__ import annotations
 
@@ -45,57 +45,64 @@ class FedDecomp(Factorised, Diagnostics):
     """theta_i = sigma_i + tau_i, tau_i = B_i A_i (Eq. 2 to 4); sigma is shared and averaged, tau stays on the client.
 
     In a round (Alg. 1) a client trains tau for E_lora epochs (Eq. 5), then sigma for the other E_global = E - E_lora
-    (Eq. 6); the server takes the plain mean of the sigmas (Eq. 7). B starts at zero and A Gaussian, the same on all
-    clients, so theta starts as sigma: with E_lora = 0 this is FedAvg, with E_global = 0 local training of tau alone.
-    Every convolution and linear layer is decomposed; of a Transformer the attention and the classifier (appendix B).
+    epochs (Eq. 6). The server takes the unweighted mean of the sigmas (Eq. 7). B starts at zero and A is Gaussian, the
+    same on all clients, so theta starts as sigma. With E_lora = 0 this is FedAvg, with E_global = 0 local training of
+    tau. All convolutions and linear layers are decomposed; in a Transformer only the attention and the classifier
+    (appendix B).
 
-    The paper's ablations are settings: Table 3 `simultaneous`; Table 5, FedDecomp_Reverse, `share = "tau"`; Table 4,
-    Local and FedAvg with low-rank matrices, `share = "none"` and `"both"`, both `simultaneous`.
+    The paper's ablations are settings: Table 3 is `simultaneous`; Table 5, FedDecomp_Reverse, is `share = "tau"`;
+    Table 4, Local and FedAvg with low-rank matrices, is `share = "none"` and `share = "both"`, both with
+    `simultaneous`.
 
-    Figure 6 and Table 6 are observed every round, over weights without norm statistics: `sigma_distance`, the mean of
-    ||sigma_i - sigma||; `sigma_change`, ||sigma^t - sigma^1||; `tau_change`, the mean of ||tau_i^t - tau_i^1||, where
-    tau_i^1 = 0: for this each client reports one number, ||tau_i||.
+    The quantities of Figure 6 and Table 6 are logged in each round, over weights without norm statistics:
+    `sigma_distance`, the mean of ||sigma_i - sigma||; `sigma_change`, ||sigma^t - sigma^1||; and `tau_change`, the mean
+    of ||tau_i^t - tau_i^1||. Since tau_i^1 = 0, each client reports one number for it, ||tau_i||.
 
-    Deviations: with partial participation Eq. 7 runs over the round's clients (the authors' code averages over all,
-    stale ones included). The paper does not say what becomes of norm statistics: they move in both phases and are
-    averaged, as in that code. `code_rank` and `code_scale` are what it does instead of Eq. 3 and 4: see `Additive`. The
-    recipes of the paper's tables divide tau by its rank r as the code does: without, its steps are r^2 times longer, it
-    grows larger, and averaged norm statistics fit clients less (62.6 instead of 70.4 %, docs/evidence/personal.md).
+    Deviations: with partial participation, Eq. 7 averages over the round's clients. The authors' code averages over all
+    clients, including outdated models. The paper does not say what happens to norm statistics: here they change in both
+    phases and are averaged, as in the code. `code_rank` and `code_scale` switch to what the code does instead of Eq. 3
+    and 4: see `Additive`. The recipes of the paper's tables divide tau by its rank r, as the code does. Without this
+    division, the steps of tau are r^2 times longer, tau grows larger, and averaged norm statistics fit the clients
+    worse (62.6 instead of 70.4 % accuracy, docs/evidence/personal.md).
 
-    Use it where clients differ much and there are bytes to spare: what travels is a dense model, and memory on the
-    device is more than a dense model's.
+    Use it where clients differ much and bandwidth is not the bottleneck: clients upload and download a dense model, and
+    they need more memory than for a dense model.
     """
 
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
     conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
-    lora_epochs: int | None = field(default=None, metadata=described("E_lora; not given: two of five epochs"))
+    lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
     share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
     simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
-    code_rank: bool = field(default=False, metadata=described("the authors' code: ranks from the outputs, plain view"))
-    code_scale: bool = field(default=False, metadata=described("the authors' code: tau = B A / r"))
+    code_rank: bool = field(
+        default=False, metadata=described("as in the authors' code: ranks from the outputs, plain view")
+    )
+    code_scale: bool = field(default=False, metadata=described("as in the authors' code: tau = B A / r"))
     pretrained: str = field(default="", metadata=described("safetensors file that sigma starts from (Sec. 4.5)"))
     fresh: tuple[str, ...] = field(
-        default=(), metadata=described("patterns of tensors that the file does not give, such as a classifier's")
+        default=(), metadata=described("name patterns of tensors that are not in the file, such as the classifier")
     )
 
     def __post_init__(self) -> None:
         if self.pretrained and self.share not in ("sigma", "both"):
-            raise ValueError(f"pretrained weights start a shared sigma, but share = {self.share!r} keeps it private")
+            raise ValueError(
+                f"pretrained weights initialise a shared sigma, but share = {self.share!r} keeps it private"
+            )
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """All clients have equal weight in the mean, and each reports ||tau_i||."""
         return Traits(weighting="uniform", reports=("tau",))
 
     def scheme(self) -> Additive:
-        """Return sigma + B A (Eq. 2 to 4)."""
+        """Return the scheme sigma + B A (Eq. 2 to 4)."""
         code = self.code_rank
         return Additive(
             linear=self.linear, conv=self.conv, plain_view=code, rank_from_outputs=code, scaled=self.code_scale
         )
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Take the task's model as sigma and add B A to its layers."""
+        """Return the task's model as sigma, with B A added to its layers."""
         return self._decomposed(build(1.0))
 
     def _decomposed(self, model: nn.Module) -> nn.Module:
@@ -105,7 +112,7 @@ class FedDecomp(Factorised, Diagnostics):
         return self.factorised(model, [*feed_forward, *self.dense], keep_weights=True)
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """tau; or what else is not shared."""
+        """Return the names of tau, or of what else `share` keeps private."""
         tau, everything = self._tau_names(network), set(tensors_of(network))
         return {"sigma": tau, "tau": everything - tau, "both": set(), "none": everything}[self.share]
 
@@ -114,7 +121,7 @@ class FedDecomp(Factorised, Diagnostics):
         return {f"{layer}.{factor}" for layer in factor_weights(network) for factor in TAU}
 
     def start(self, networks: Networks) -> Tensors:
-        """Return sigma^1, from pre-trained weights where there are any."""
+        """Return sigma^1, read from the pretrained weights if there are any."""
         if not self.pretrained:
             return super().start(networks)
         plain = compose(networks(1.0))  # B = 0, so this is sigma
@@ -127,16 +134,20 @@ class FedDecomp(Factorised, Diagnostics):
         try:
             fill(plain, {**given, **own})
         except ValueError as error:
-            raise ValueError(f"{self.pretrained} does not fit: {error}; `fresh` names what it does not give") from error
+            raise ValueError(
+                f"{self.pretrained} does not fit: {error}; list tensors that are not in the file in `fresh`"
+            ) from error
         for name, tensor in given.items():
             if not finite(tensor):
                 raise ValueError(f"{self.pretrained}: {name!r} is not finite")
         drawn, tau = super().start(networks), self._tau_names(networks(1.0))
         loaded = super().start(lambda capacity: self._decomposed(plain))
-        return {name: drawn[name] if name in tau else loaded[name] for name in drawn}  # tau by the run's seed
+        return {
+            name: drawn[name] if name in tau else loaded[name] for name in drawn
+        }  # tau depends on the run's seed only
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
-        """The epochs of a round must be enough for both phases."""
+        """Refuse rounds with too few epochs for both phases."""
         reason = None if self.simultaneous else epochs_refused(self._split, training)
         return reason or super().refuses(optimizer, codec, training)
 
@@ -144,7 +155,7 @@ class FedDecomp(Factorised, Diagnostics):
         return split_epochs("lora_epochs", self.lora_epochs, 0.4, epochs)
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
-        """First tau (Eq. 5), then sigma (Eq. 6)."""
+        """Train tau first (Eq. 5), then sigma (Eq. 6)."""
         if self.simultaneous:
             return super().phases(network, epochs)
         lora, rest = self._split(epochs)
@@ -153,11 +164,11 @@ class FedDecomp(Factorised, Diagnostics):
         return [Phase(lora, [Group(tau)]), Phase(rest, [Group(sigma)])]
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
-        """||tau_i||; what it was at first is zero."""
+        """Return ||tau_i||, the change of tau_i since the start, where it is zero."""
         return {"tau": _norm(map(_low_rank, factor_weights(network).values()))}
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
-        """Return what Figure 6 and Table 6 plot."""
+        """Return the quantities of Figure 6 and Table 6."""
         replies, after, network = observed.replies, observed.after, observed.networks(1.0)
         seen = {"tau_change": sum(reply.figures["tau"] for reply in replies) / len(replies)}
         if self.share in ("sigma", "both"):

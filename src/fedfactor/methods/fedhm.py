@@ -1,4 +1,4 @@
-"""FedHM: the server's dense model goes out at each client's rank."""
+"""FedHM: clients download the server's dense model, truncated to their rank."""
 
 from __future__ import annotations
 
@@ -31,32 +31,35 @@ from fedfactor.task import Build, Task
 class FedHM(Spectral, Diagnostics):
     """The server is dense; a client of capacity gamma < 1 gets each later layer as its truncated SVD of rank gamma O.
 
-    Replies are composed and averaged with softmax(gamma / tau) weights (Eq. 1, without its 1/P: softmax sums to one).
+    The server composes the uploaded factors and averages them with weights softmax(gamma / tau) (Eq. 1 without its 1/P,
+    because softmax sums to one).
 
-    Deviations: the mean is taken of the composed changes and added to the server's weights, so that what truncation
-    cut off stays on the server and a round without a step changes nothing. `literal` takes the mean of the composed
-    weights themselves, as Eq. 1 reads, which erases it. The paper trains with self-distillation where data are not IID
-    (Sec. 4.1) and defines neither teacher, weight nor temperature; here the teacher is the model as it was received,
-    and the loss (1 - distill) times the task's plus `distill` times the divergence from the teacher. A weight has to be
-    chosen: none is known to be the authors'. Static batch norm and the masked loss are HeteroFL's, as the paper says.
+    Deviations: the server averages the composed changes and adds them to its weights. The components that truncation
+    removed stay on the server, and a round without a training step changes nothing. `literal` averages the composed
+    weights, as Eq. 1 is printed, which erases these components. The paper uses self-distillation on non-IID data
+    (Sec. 4.1) but defines neither teacher, weight nor temperature. Here the teacher is the downloaded model, and the
+    loss is (1 - distill) times the task's loss plus `distill` times the divergence from the teacher. You have to choose
+    the weight: the authors' value is unknown. Static batch norm and the masked loss are HeteroFL's, as the paper says.
 
-    Use it where devices differ in what they can carry and the server should hold one dense model for all: clients
-    get its best approximation at their rank. The server computes an SVD a layer and round.
+    Use it where devices differ in memory and compute and the server should hold one dense model: each client gets the
+    best approximation at its rank. The server computes one SVD per layer and round.
     """
 
-    rho: int = field(default=1, metadata=described("first layers that stay full"))
+    rho: int = field(default=1, metadata=described("number of first layers that stay full"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay full"))
-    tau: float = field(default=math.inf, metadata=described("softmax temperature; infinity: all count the same"))
-    masked_loss: bool = field(default=False, metadata=described("leave classes a client does not have out of its loss"))
+    tau: float = field(default=math.inf, metadata=described("softmax temperature; infinity: equal weights"))
+    masked_loss: bool = field(
+        default=False, metadata=described("exclude classes that a client does not have from its loss")
+    )
     static_norm: bool = field(
-        default=False, metadata=described("batch norms keep no statistics; they are estimated after training")
+        default=False, metadata=described("batch norms track no statistics; they are estimated after training")
     )
     distill: float = field(default=0.0, metadata=described("weight of self-distillation, in [0, 1]; 0: none"))
     temperature: float = field(default=1.0, metadata=described("temperature of self-distillation, above 0"))
     rank: int = field(
-        default=0, metadata=described("one rank in all layers of every client below capacity 1 (Sec. 4.4); 0: gamma O")
+        default=0, metadata=described("one rank for all layers and all clients below capacity 1 (Sec. 4.4); 0: gamma O")
     )
-    literal: bool = field(default=False, metadata=described("average composed weights, not their changes"))
+    literal: bool = field(default=False, metadata=described("average composed weights instead of their changes"))
 
     def __post_init__(self) -> None:
         for name in ("tau", "temperature"):
@@ -68,17 +71,20 @@ class FedHM(Spectral, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """The basis changes each round, and weights depend on the capacity."""
         rule = "softmax of capacity / tau"
         return Traits(space="turning", weighting=rule, adapts=True, calibrates=self.static_norm)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """A masked loss needs classes."""
+        """Raise ValueError if the loss is masked and the task has no classes."""
         task.check_masked(self.masked_loss)
         return self
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Dense at full capacity; else low rank but for the first layers, 1 x 1 convolutions and the classifier."""
+        """Return the dense model, or below capacity 1 a low-rank one.
+
+        The first layers, 1 x 1 convolutions and the classifier stay dense at each capacity.
+        """
         model = without_statistics(build(1.0)) if self.static_norm else build(1.0)
         if capacity == 1.0:
             return model
@@ -91,11 +97,11 @@ class FedHM(Spectral, Diagnostics):
         large = {name for name, w in factor_weights(tried).items() if split.parameters(w.shape) >= w.shape.numel}
         sites = {name.removesuffix(".weight") for layer, name in dense_names(tried).items() if layer in large}
         made = factorize(model, split, skip=[*full, *sorted(sites)])
-        none = f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}; a lower one may help"
+        none = f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}; try a lower capacity"
         return with_factors(made, split, none, skip=full)
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
-        """Split every factorised layer once, at the highest rank that anybody takes."""
+        """Factorise each layer once, at the highest rank of the round's clients."""
         ranks: dict[tuple[str, str], int] = {}
         for network in networks.values():
             weights = factor_weights(network)
@@ -108,11 +114,11 @@ class FedHM(Spectral, Diagnostics):
         return view
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Take the leading components of each split layer, and the rest whole."""
+        """Return the leading components of each factorised layer, and all other tensors whole."""
         return slice_plan(view, tensors_of(network))
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Return the loss, masked and distilled, with its Frobenius decay."""
+        """Return the loss with mask, self-distillation and Frobenius decay."""
         x, y = batch
         outputs = network(x)
         loss = ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
@@ -123,18 +129,18 @@ class FedHM(Spectral, Diagnostics):
         return self.decayed(loss, network, ctx)
 
     def passes(self, capacity: float) -> dict[float, float]:
-        """The teacher answers too."""
+        """Count the teacher's forward pass too."""
         return {capacity: 2.0 if self.distill else 1.0}
 
     def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """exp(gamma / tau), Eq. 1; the largest capacity is taken off, so that no small tau overflows."""
+        """Return weights proportional to exp(gamma / tau) (Eq. 1); shifted so that a small tau cannot overflow."""
         largest = max(reply.capacity for reply in replies)
         return [math.exp((reply.capacity - largest) / self.tau) for reply in replies]
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Average what came dense; of split layers average the composed changes, dense clients' among them."""
+        """Average dense tensors directly, and factorised layers by their composed changes (dense clients included)."""
         weights = self.weights(replies)
         split = {reply.capacity: dense_names(networks(reply.capacity)) for reply in replies}
         layers = {name: layer for names in split.values() for layer, name in names.items()}
@@ -157,7 +163,7 @@ class FedHM(Spectral, Diagnostics):
         return mean, held
 
     def _without(self, server: Tensors, layers: Mapping[str, str], reply: Reply) -> Reply:
-        """Leave out what belongs to layers that anybody has split."""
+        """Return the reply without the layers that are factorised for any client."""
         left = {*layers, *(f"{layer}.{factor}" for layer in layers.values() for factor in "uv")}
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
         reference = {name: server[name] for name in tensors} if self.literal else reply.reference

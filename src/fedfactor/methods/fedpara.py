@@ -17,17 +17,17 @@ from fedfactor.registry import described, register
 @register("methods", "fedpara", paper="arXiv:2108.06098")
 @dataclass(frozen=True)
 class FedPara(Factorised):
-    """W = (X1 Y1^T) * (X2 Y2^T) in every layer; all factors are shared and averaged (Alg. 1, Prop. 1 and 3).
+    """W = (X1 Y1^T) * (X2 Y2^T) in each layer; all factors are shared and averaged (Alg. 1, Prop. 1 and 3).
 
-    Use it where bytes are the bottleneck and every device can compute a full-size layer: a fraction of FedAvg's
-    traffic, about its multiply-accumulates, one model for all. A larger `gamma` buys accuracy with bytes.
+    Use it where bandwidth is the bottleneck and each device can compute full-size layers. It needs a fraction of
+    FedAvg's traffic and about as many multiply-accumulates. A larger `gamma` means more bytes and higher accuracy.
     """
 
     gamma: float = field(
         default=0.1,
         metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]", tries=(0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.0)),
     )
-    tanh: bool = field(default=False, metadata=described("tanh on both inner weights (appendix B)"))
+    tanh: bool = field(default=False, metadata=described("apply tanh to both inner weights (appendix B)"))
     jacobian: float = field(default=0.0, metadata=described("strength of the Jacobian correction (Eq. 9); 0: none"))
 
     def scheme(self) -> Scheme:
@@ -35,7 +35,7 @@ class FedPara(Factorised):
         return Hadamard(gamma=self.gamma, tanh=self.tanh)
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Add the Jacobian correction of every layer to the loss (Eq. 9)."""
+        """Add the Jacobian correction of each layer to the loss (Eq. 9)."""
         if not self.jacobian:
             return super().objective(network, batch, ctx)
         with composed_once(network) as composed:
@@ -54,10 +54,10 @@ class FedPara(Factorised):
 class PFedPara(Factorised):
     """W = W1 * (W2 + 1): X1, Y1, T1, biases and norms are shared, X2, Y2, T2 stay on the client (Sec. 2.3, Alg. 2).
 
-    Private factors start equal on all clients, as Algorithm 2 transmits them once at the start.
+    Private factors start equal on all clients, because Algorithm 2 transmits them once at the start.
 
-    Use it where clients differ and bytes count too: half of the factors travel, the other half is what makes a
-    model personal.
+    Use it where clients differ and bandwidth matters too: half of the factors are uploaded and downloaded, the other
+    half makes the model personal.
     """
 
     gamma: float = field(
@@ -70,7 +70,7 @@ class PFedPara(Factorised):
         return Hadamard(gamma=self.gamma, personal=True)
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """The second inner factors of every layer."""
+        """Return the names of the second inner factors of each layer."""
         layers = factor_weights(network)
         return {
             f"{layer}.{factor}" for layer in layers for factor in layers[layer].factor_names if factor.endswith("2")

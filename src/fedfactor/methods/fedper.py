@@ -15,18 +15,19 @@ from fedfactor.task import Build
 @register("methods", "fedper", paper="arXiv:1912.00818")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """The last layers stay on the client; body and head train together, and the body is averaged by data.
+    """The last layers (head) stay on the client; the others (body) are averaged. Both are trained together.
 
-    Definition not re-read in the paper, whose code is not public.
+    Follows the paper's definition as other implementations have it; the authors published no code. The mean is weighted
+    by examples.
 
-    Use it where clients label things differently, or have few of the classes: the simplest of the personal methods,
-    and the one to beat. New clients start with the first model's head.
+    Use it where clients label differently or have few of the classes. It is the simplest personal method, and so the
+    baseline for the others. New clients start with the head of the initial model.
     """
 
-    head: str = field(default="fc", metadata=described("prefix of the private layers; empty: none"))
+    head: str = field(default="fc", metadata=described("name prefix of the private layers; empty: none"))
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Return the task's model; one without this head is refused, since the method would silently be FedAvg."""
+        """Return the task's model. Raise ValueError if it has no such head: the method would silently be FedAvg."""
         model = build(1.0)
         if self.head and not self.private_names(model):
             children = ", ".join(name for name, _ in model.named_children())
@@ -34,5 +35,5 @@ class FedPer(FedAvg):
         return model
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """The head and all below it."""
+        """Return the names of the head's tensors."""
         return {name for name in tensors_of(network) if self.head and name.startswith(f"{self.head}.")}

@@ -17,35 +17,35 @@ from fedfactor.registry import described, register
 @register("methods", "fedrep", paper="arXiv:2102.07078")
 @dataclass(frozen=True)
 class FedRep(FedPer):
-    """The head stays on the client; in a round it is trained first, with the body fixed, then the body, with it fixed.
+    """The head stays on the client; in a round the head is trained first with a frozen body, then the body.
 
-    Definition not re-read in the paper: it follows the authors' code. There all clients count the same (on CIFAR and
-    MNIST), and head and body have epochs of their own, 10 and 1 or 10 and 5; here they share the round's epochs.
+    Follows the authors' code, where all clients have equal weight in the mean (on CIFAR and MNIST).
 
-    Deviations: the authors train the heads of all clients for some more epochs after the last round.
+    Deviations: in the code, head and body have their own numbers of epochs, 10 and 1 or 10 and 5. Here they share the
+    epochs of a round. The code also trains the heads of all clients for more epochs after the last round.
 
-    Use it like FedPer, where a head can be fitted well to features that stand still: it needs two epochs a round or
-    more.
+    Use it like FedPer, where a head is fitted better to features that do not change meanwhile. It needs at least two
+    epochs per round.
     """
 
     head_epochs: int | None = field(
-        default=None, metadata=described("epochs of the head; not given: all but one, which is the body's")
+        default=None, metadata=described("epochs for the head; default: all but one, which trains the body")
     )
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """All clients have equal weight in the mean."""
         return Traits(weighting="uniform")
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
-        """The epochs of a round must be enough for both phases."""
+        """Refuse rounds with too few epochs for both phases."""
         return epochs_refused(self._split, training) or super().refuses(optimizer, codec, training)
 
     def _split(self, epochs: int) -> tuple[int, int]:
         return split_epochs("head_epochs", self.head_epochs, 1.0, epochs)
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
-        """First the head, then the body."""
+        """Train the head first, then the body."""
         head, body = self._split(epochs)
         private = self.private_names(network)
         rest = [name for name in parameter_names(network) if name not in private]

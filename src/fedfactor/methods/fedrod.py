@@ -23,8 +23,8 @@ from fedfactor.task import Build, Task
 class TwoHeads(nn.Module):
     """A generic head g and a personal head h on the same features z.
 
-    In evaluation it returns g(z) + h(z). In training it returns both heads' logits side by side, g(z) and
-    sg(g(z)) + h(sg(z)), sg being stop-gradient: the personal loss then moves h alone.
+    In evaluation mode it returns g(z) + h(z). In training mode it returns two sets of logits side by side, g(z) and
+    sg(g(z)) + h(sg(z)), where sg is stop-gradient: the personal loss then changes only h.
     """
 
     def __init__(self, generic: nn.Linear) -> None:
@@ -32,7 +32,7 @@ class TwoHeads(nn.Module):
         self.generic, self.personal = generic, copy.deepcopy(generic)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map features (batch, inputs) to logits: (batch, classes), in training (batch, 2 classes)."""
+        """Map features (batch, inputs) to logits (batch, classes), in training mode (batch, 2 * classes)."""
         g: Tensor = self.generic(z)
         if self.training:
             return torch.cat([g, g.detach() + self.personal(z.detach())], dim=-1)
@@ -40,7 +40,7 @@ class TwoHeads(nn.Module):
         return g + h
 
     def plain(self, personal: bool) -> nn.Linear:
-        """Return one ordinary layer: both heads added up, or the generic one."""
+        """Return one ordinary layer: the sum of both heads if `personal`, else the generic head."""
         layer = copy.deepcopy(self.generic)
         if personal:
             for own, other in zip(layer.parameters(), self.personal.parameters(), strict=True):
@@ -51,20 +51,21 @@ class TwoHeads(nn.Module):
 @register("methods", "fedrod", paper="arXiv:2107.00778")
 @dataclass(frozen=True)
 class FedRoD(FedAvg):
-    """Body and generic head are shared and averaged by data; the personal head stays on the client.
+    """Body and generic head are shared and averaged, weighted by examples; a personal head stays on the client.
 
-    The generic loss is balanced softmax, -log(N_y^gamma e^{g_y} / sum_c N_c^gamma e^{g_c}) with N_c the number of the
-    client's examples of class c: the cross-entropy of g + gamma log N. It trains body and generic head. The personal
-    loss is the cross-entropy of g + h and trains h alone. A client predicts with g + h, the server's model with g.
+    The generic loss is balanced softmax, -log(N_y^gamma e^{g_y} / sum_c N_c^gamma e^{g_c}), where N_c is the number of
+    the client's examples of class c: the cross-entropy of g + gamma log N. It trains the body and the generic head. The
+    personal loss is the cross-entropy of g + h and trains h only. A client predicts with g + h, the server's model
+    with g.
 
-    Definition not re-read in the paper, whose code is not public; re-implementations agree on both losses. Whether the
-    paper starts h as a copy of the generic head, as here, is not verified; its hyper-network variant is not here.
+    Follows re-implementations, which agree on both losses; the authors published no code. As in most of them, h starts
+    as a copy of the generic head. The paper's hyper-network variant is not implemented.
 
-    Use it where both are asked for, a model for everybody and one for each client, and labels are unevenly spread:
-    the balanced loss is for the first, the second head for the other.
+    Use it where you need both a model for all clients and one per client, and labels are unevenly distributed: the
+    balanced loss serves the common model, the personal head the client's.
     """
 
-    head: str = field(default="fc", metadata=described("name of the classifier, a linear layer"))
+    head: str = field(default="fc", metadata=described("name of the classifier, which must be a linear layer"))
     gamma: float = field(default=1.0, metadata=described("exponent of the class counts"))
 
     def __post_init__(self) -> None:
@@ -73,17 +74,17 @@ class FedRoD(FedAvg):
 
     @property
     def traits(self) -> Traits:
-        """Body and generic head are a model without the personal head."""
+        """Body and generic head are a complete model without the personal head."""
         return Traits(complete=True)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Balanced softmax needs classes."""
+        """Raise ValueError if the task has no classes to balance."""
         if task.kind != "classification":
             raise ValueError(f"fedrod balances classes; a {task.kind} task has none to balance")
         return self
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Put a second head beside the model's own."""
+        """Return the task's model with a second head."""
         model = build(1.0)
         generic = dict(model.named_modules()).get(self.head)
         if not isinstance(generic, nn.Linear):
@@ -93,11 +94,11 @@ class FedRoD(FedAvg):
         return model
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """The personal head."""
+        """Return the names of the personal head's tensors."""
         return {name for name in tensors_of(network) if name.startswith(f"{self.head}.personal.")}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Add the generic and the personal loss; no parameter has gradients of both."""
+        """Return the sum of the generic and the personal loss; each parameter has a gradient of one of them only."""
         x, y = batch
         g, both = network(x).chunk(2, dim=-1)
         log_counts = torch.full((g.shape[-1],), -torch.inf, dtype=g.dtype, device=g.device)
@@ -105,7 +106,7 @@ class FedRoD(FedAvg):
         return F.cross_entropy(balanced(g, log_counts, self.gamma), y) + F.cross_entropy(both, y)
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
-        """Add the two heads up to one layer; without a client's, the generic one is the model's."""
+        """Return a model with one head: the sum of both for a client, the generic head for the server."""
         own = tensors_of(network)
         unused = {name: own[name] for name in self.private_names(network)}
         model = super().deploy(server, network, capacity, kept or unused)
@@ -116,5 +117,5 @@ class FedRoD(FedAvg):
 
 
 def balanced(logits: Tensor, log_counts: Tensor, gamma: float) -> Tensor:
-    """Return g + gamma log N; a class the client does not have gets no probability and no gradient."""
+    """Return g + gamma log N; a class that the client does not have gets probability and gradient zero."""
     return logits + gamma * log_counts if gamma else logits

@@ -23,33 +23,35 @@ from fedfactor.registry import described, register
 from fedfactor.task import Build, Task
 
 LOGGED = 32
-"""Basis vectors of a layer whose Gram matrix is logged: a wide network's would fill the journal."""
+"""Number of basis vectors per layer whose Gram matrix is logged; all of a wide network would fill the journal."""
 
 
 @register("methods", "flanc", paper="FLANC (NeurIPS 2022)")
 @dataclass(frozen=True)
 class FLANC(Method, Diagnostics):
-    """Weights of a p-width network are composed of a basis V that all widths share and coefficients U_p: W_p = V U_p.
+    """The weights of a p-width network are W_p = V U_p: a basis V shared by all widths times coefficients U_p.
 
-    V is averaged over all clients, U_p and whatever else the p-width network has (stem, norms, shortcuts, classifier)
-    over the clients of that width (Eq. 4, weighted by data). Clients minimise Eq. 3. The server never has a dense
-    weight; a model is composed when it is used.
+    V is averaged over all clients. U_p and all other tensors of the p-width network (stem, norms, shortcuts,
+    classifier) are averaged over the clients of that width (Eq. 4, weighted by examples). Clients minimise Eq. 3. The
+    server holds no dense weight; a model is composed when it is used.
 
-    R1 is a common divisor of a layer's inputs at all widths (Sec. 2.2): the largest one up to `r1` times the smallest
-    width times its inputs at full width. R2 is `r2` of its outputs at full width, and at most R1 k^2, beyond which
-    basis vectors cannot be independent. Stem, 1 x 1 convolutions and classifier are dense, and so is a layer whose
-    basis and coefficients would be no smaller than its weight (widths without a common divisor).
+    R1 is a common divisor of a layer's inputs at all widths (Sec. 2.2): the largest one that is at most `r1` times the
+    smallest width times the inputs at full width. R2 is `r2` times the outputs at full width, and at most R1 k^2,
+    because more basis vectors cannot be independent. Stem, 1 x 1 convolutions and classifier are dense. So is a layer
+    whose basis and coefficients are not smaller than its weight, for example at widths without a common divisor.
 
-    Deviations: the text gives no lambda. 10 with the mean of the squares, not their sum, is what the authors ran;
-    `reduction = "sum"` is Eq. 3 as printed. In the authors' ResNet both convolutions of a block have the R1 of the
-    first: `bases` sets such exceptions.
+    Deviations: the paper's text gives no lambda. The default, 10 times the mean of the squares instead of their sum, is
+    what the authors ran; `reduction = "sum"` is Eq. 3 as printed. In the authors' ResNet both convolutions of a block
+    have the R1 of the first: set such exceptions with `bases`.
 
-    Use it where devices differ and the basis can be learnt from all of them over many rounds: nobody shares a dense
-    weight, and fewer bytes travel than with slices. Each width's classifier is trained by that width's clients
-    alone, so have enough of each.
+    Use it where devices differ and there are many rounds to learn a common basis: no dense weight is uploaded, and
+    messages are smaller than with slices. The classifier of a width is trained only by the clients of that width, so
+    each width needs enough clients.
     """
 
-    r1: float = field(default=0.5, metadata=described("largest R1, as a share of smallest width x full inputs"))
+    r1: float = field(
+        default=0.5, metadata=described("largest R1, as a share of smallest width times inputs at full width")
+    )
     r2: float = field(default=0.25, metadata=described("R2, as a share of the outputs at full width"))
     bases: Mapping[str, tuple[int, int]] = field(
         default_factory=dict, metadata=described("(R1, R2) of the layers whose names match a pattern")
@@ -57,7 +59,7 @@ class FLANC(Method, Diagnostics):
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
     strength: float = field(default=10.0, metadata=described("lambda, the weight of the orthogonality penalty"))
     reduction: Literal["mean", "sum"] = field(
-        default="mean", metadata=described("mean or sum of the penalty's squares in a layer")
+        default="mean", metadata=described("mean or sum of the penalty's squares per layer")
     )
     widths: tuple[float, ...] = field(default=(), metadata=described("the set P; empty: the run's capacities"))
 
@@ -74,18 +76,18 @@ class FLANC(Method, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """Clients of less capacity get a narrower network."""
         return Traits(adapts=True)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """The set P is that of the run."""
+        """Take the run's capacities as the set P, or check that `widths` contains them."""
         missing = [level for level in levels if self.widths and level not in self.widths]
         if missing:
-            raise ValueError(f"clients of capacity {missing[0]:g} need that width among widths = {list(self.widths)}")
+            raise ValueError(f"clients of capacity {missing[0]:g} need that width in `widths`, got {list(self.widths)}")
         return self if self.widths else replace(self, widths=tuple(levels))
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Build the p-width network with its inner layers composed."""
+        """Return the p-width network with composed inner layers."""
         model = build(capacity)
         given = {pattern: Composition(*basis) for pattern, basis in self.bases.items()}
         bases = {**given, **{name: basis for name, basis in self._bases(build).items() if name not in given}}
@@ -96,7 +98,7 @@ class FLANC(Method, Diagnostics):
         return [*outer_layers(model), *self.dense]
 
     def _bases(self, build: Build) -> dict[str, Composition | None]:
-        """Find R1 and R2 of every layer from its shapes at all widths."""
+        """Compute R1 and R2 of each layer from its shapes at all widths."""
         widths = sorted({1.0, *self.widths})
         shapes = [self._shapes(build(width).to("meta")) for width in widths]
         found: dict[str, Composition | None] = {}
@@ -113,36 +115,36 @@ class FLANC(Method, Diagnostics):
         return {names[name].removesuffix(".weight"): weight.shape for name, weight in weights.items()}
 
     def start(self, networks: Networks) -> Tensors:
-        """V^0 as the widest network has it, U_p^0 for every p."""
+        """Return V^0, taken from the widest network, and U_p^0 for each p."""
         server: Tensors = {}
         for width in sorted(self.widths, reverse=True):
             network = networks(width)
-            own, homes = tensors_of(network), self._homes(network, width)
-            server = {homes[name]: tensor.clone() for name, tensor in own.items()} | server
+            own, server_names = tensors_of(network), self._server_names(network, width)
+            server = {server_names[name]: tensor.clone() for name, tensor in own.items()} | server
         return server
 
-    def _homes(self, network: nn.Module, width: float) -> dict[str, str]:
-        """Say under which name the server has each tensor of a width: the basis under its own, the rest by width."""
+    def _server_names(self, network: nn.Module, width: float) -> dict[str, str]:
+        """Return the server's names of a network's tensors: the basis keeps its name, others get the width appended."""
         shared = {f"{layer}.v".removeprefix(".") for layer in factor_weights(network)}
         return {name: name if name in shared else f"{name}@{width:g}" for name in tensors_of(network)}
 
     def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
-        """The basis, and the parameters of every width."""
+        """Return the names of the basis and of the parameters of each width."""
         found = set()
         for width in self.widths:
-            homes = self._homes(networks(width), width)
-            found |= {homes[name] for name, p in networks(width).named_parameters() if p.requires_grad}
+            server_names = self._server_names(networks(width), width)
+            found |= {server_names[name] for name, p in networks(width).named_parameters() if p.requires_grad}
         return found
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Send V and what belongs to the client's width (Alg. 1, line 3)."""
+        """Return V and the tensors of the client's width (Alg. 1, line 3)."""
         if who.capacity not in self.widths:
             legal = ", ".join(f"{width:g}" for width in self.widths)
             raise ValueError(f"flanc has no network of width {who.capacity:g}: the run's widths are {legal}")
-        return {name: Piece(home) for name, home in self._homes(network, who.capacity).items()}
+        return {name: Piece(source) for name, source in self._server_names(network, who.capacity).items()}
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
-        """Log how much each basis vector is used, mean |U| a column and width (Fig. 5), and Gram matrices (Fig. 6)."""
+        """Return the use of each basis vector, mean |U| per column and width (Fig. 5), and Gram matrices (Fig. 6)."""
         if not observed.due:
             return {}
         bases = {layer: observed.after[f"{layer}.v"] for layer in factor_weights(observed.networks(1.0))}
@@ -157,7 +159,7 @@ class FLANC(Method, Diagnostics):
         return {"mean_abs_u": usage, "gram": {layer: _rounded(v @ v.T) for layer, v in vectors.items()}}
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Eq. 3: the loss, and lambda ||V V^T - I||^2 of every layer."""
+        """Return Eq. 3: the loss plus lambda ||V V^T - I||^2 of each layer."""
         loss = super().objective(network, batch, ctx)
         for layer in factor_weights(network).values():
             loss = loss + orthogonality(layer.factors["v"], self.strength, reduction=self.reduction)
@@ -165,5 +167,5 @@ class FLANC(Method, Diagnostics):
 
 
 def _rounded(tensor: Tensor) -> Any:
-    """Return a tensor as lists of numbers of four decimals."""
+    """Return a tensor as nested lists, rounded to four decimals."""
     return tensor.double().round(decimals=4).tolist()

@@ -1,4 +1,4 @@
-"""pFedGate's network: a model whose parameters a gate switches on and off, piece by piece."""
+"""pFedGate's network: a gate scales pieces of a model's parameters, or sets them to zero."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch.func import functional_call
 
 @dataclass(frozen=True)
 class Cut:
-    """How one tensor is cut: into `count` pieces of `size` entries, the last of which may be shorter."""
+    """The division of a tensor into `count` pieces of `size` entries; the last may be shorter."""
 
     name: str
     entries: int
     size: int
     count: int
     linear: bool
-    """Whether the tensor belongs to a linear layer: these share a budget, all others another."""
+    """Whether the tensor belongs to a linear layer. Linear layers share one budget, all others another."""
 
     def sizes(self) -> list[int]:
-        """Return the entries of each piece."""
+        """Return the number of entries of each piece."""
         return [*[self.size] * (self.count - 1), self.entries - self.size * (self.count - 1)]
 
 
 def cut(model: nn.Module, pieces: int) -> list[Cut]:
-    """Cut every parameter; one with fewer entries than pieces into single entries."""
+    """Divide each parameter into pieces; one with fewer entries than `pieces` is divided into single entries."""
     linear = {id(p) for module in model.modules() if isinstance(module, nn.Linear) for p in module.parameters()}
     found = []
     for name, parameter in model.named_parameters():
@@ -39,9 +39,10 @@ def cut(model: nn.Module, pieces: int) -> list[Cut]:
 
 
 def chosen(scores: Sequence[float], cuts: Sequence[Cut], budget: float, least: float) -> list[bool]:
-    """Choose the pieces to keep: the first of every tensor, then by score rounded to tenths while they fit.
+    """Choose the pieces to keep: the first of each tensor, then by score (rounded to tenths) as long as they fit.
 
-    Linear layers and all others have budgets of their own: budget - least of the entries beyond the first pieces.
+    Linear layers have one budget and all other layers another: the share `budget - least` of the entries that are not
+    in a first piece.
     """
     kept, place = [False] * len(scores), 0
     rest: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
@@ -60,7 +61,7 @@ def chosen(scores: Sequence[float], cuts: Sequence[Cut], budget: float, least: f
 
 
 class Gated(nn.Module):
-    """A model whose parameters are multiplied, piece by piece, by what a gate says of the batch."""
+    """A model whose parameters are multiplied, piece by piece, by the scores that a gate gives for the batch."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[int], pieces: int, budget: float) -> None:
         super().__init__()
@@ -69,12 +70,12 @@ class Gated(nn.Module):
         self.gate = Gate(inputs, sum(one.count for one in self.cuts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the model on a batch with gated parameters."""
+        """Return the model's outputs for a batch, with gated parameters."""
         outputs: Tensor = functional_call(self.model, self.parameters_for(self.gate(x)), (x,))
         return outputs
 
     def parameters_for(self, scores: Tensor) -> dict[str, Tensor]:
-        """Return the model's parameters, each piece times its score, or zero where it is not kept."""
+        """Return the model's parameters: each kept piece times its score, all others zero."""
         factors, place = self.factors(scores), 0
         gated, own = {}, dict(self.model.named_parameters())
         for one in self.cuts:
@@ -84,9 +85,9 @@ class Gated(nn.Module):
         return gated
 
     def factors(self, scores: Tensor) -> Tensor:
-        """Return what each piece is multiplied by: mask times score, the mask having the gradient of the score."""
+        """Return the factor of each piece: mask times score, where the mask has the gradient of the score."""
         scores = scores.clamp(min=self.least)
-        if self.budget >= 1 or scores.is_meta:  # nothing to choose; or only shapes are wanted
+        if self.budget >= 1 or scores.is_meta:  # nothing to choose, or only shapes are computed
             return scores
         kept = torch.tensor(chosen(scores.tolist(), self.cuts, self.budget, self.least), device=scores.device)
         straight_through = 1 + scores - scores.detach()
@@ -94,7 +95,7 @@ class Gated(nn.Module):
 
 
 class Gate(nn.Module):
-    """Normalise the input, one linear layer, batch norm, sigmoid, the mean over the batch: a score a piece."""
+    """Normalisation, one linear layer, batch norm, sigmoid, mean over the batch: one score per piece."""
 
     def __init__(self, inputs: Sequence[int], pieces: int) -> None:
         super().__init__()
@@ -108,10 +109,7 @@ class Gate(nn.Module):
 
 
 class SwitchNorm(nn.Module):
-    """Normalise by a learnt mix of the statistics of each channel, of each example, and of each channel over the batch.
-
-    (Luo et al., arXiv:1806.10779: switchable normalisation of instance, layer and batch statistics.)
-    """
+    """Switchable normalisation: a learnt mix of instance, layer and batch statistics (Luo et al., arXiv:1806.10779)."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -144,7 +142,7 @@ class SwitchNorm(nn.Module):
 
 
 def _variance(first: Tensor, second: Tensor) -> Tensor:
-    return (second - first.square()).clamp(min=0)  # rounding can leave less
+    return (second - first.square()).clamp(min=0)  # rounding can give a negative value
 
 
 def _mixed(logits: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -16,31 +16,31 @@ from fedfactor.task import Build
 @register("methods", "lg_fedavg", paper="arXiv:2001.01523")
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """The last layers are shared and averaged, all clients alike; the first stay private; both train together.
+    """The last layers are shared and averaged with equal weights; the first stay private. Both are trained together.
 
-    Definition not re-read in the paper; its idea is local representations below shared layers. The authors' CIFAR code
-    does the opposite and shares the two convolutions: `shared = ["conv1", "conv2"]`.
+    Follows the authors' code for MNIST. Their code for CIFAR does the opposite and shares the two convolutions:
+    `shared = ["conv1", "conv2"]`.
 
-    Deviations: the authors start from a model that FedAvg has trained; give such a model to start from it here too.
+    Deviations: the authors start from a model trained with FedAvg. To do the same, start from such a model.
 
-    Use it where inputs differ between clients (sensors, languages) and decisions are common, and where the last
-    layers are few: only they travel.
+    Use it where inputs differ between clients (sensors, languages), the decisions are common and the last layers are
+    small: only they are uploaded and downloaded.
     """
 
-    shared: tuple[str, ...] = field(default=("fc",), metadata=described("prefixes of the layers that are shared"))
+    shared: tuple[str, ...] = field(default=("fc",), metadata=described("name prefixes of the shared layers"))
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """All clients have equal weight in the mean."""
         return Traits(weighting="uniform")
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """What is below none of the shared layers."""
+        """Return the names of all tensors outside the shared layers."""
         below = tuple(f"{layer}." for layer in self.shared)
         return {name for name in tensors_of(network) if not name.startswith(below)}
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Return the task's model; layers that are not there, and a split that leaves nothing private, are refused."""
+        """Return the task's model. Raise ValueError if it lacks a shared layer, or if nothing is private."""
         model = build(1.0)
         names = [name for name, _ in model.named_modules() if name]
         for layer in self.shared:

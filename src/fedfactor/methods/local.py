@@ -14,11 +14,11 @@ from fedfactor.registry import register
 @register("methods", "local")
 @dataclass(frozen=True)
 class Local(Method):
-    """Every client trains alone, from the same start; nothing is sent.
+    """Each client trains alone from the same initial model; nothing is shared.
 
-    Use it to learn whether federating is worth it: a personal method that is not ahead of it has earned nothing.
+    Use it to find out whether federated training helps: a personal method should be more accurate than this.
     """
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """Everything stays on the client."""
+        """Return all names: everything stays on the client."""
         return set(tensors_of(network))

@@ -1,4 +1,4 @@
-"""The `low` baselines of FedPara: low-rank matrices, Tucker convolutions."""
+"""The `low` baselines of FedPara: low-rank matrices and Tucker convolutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedfactor.registry import described, register
 class LowRankMethod(Factorised):
     """Low-rank matrices and Tucker convolutions, trained from scratch (FedPara Sec. 3.1, after TKD).
 
-    Use it as FedPara's baseline at the same number of parameters; a real low rank limits what a layer can express.
+    Use it as FedPara's baseline at the same number of parameters: the low rank limits what a layer can express.
     """
 
     ratio: float = field(

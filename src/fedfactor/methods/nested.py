@@ -1,4 +1,4 @@
-"""A network and narrower ones inside it: one set of weights, batch statistics for each."""
+"""A network with narrower networks nested inside: shared weights, separate batch statistics."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedfactor.protocol.plan import Piece, Plan, slice_plan
 
 
 class Nested(nn.Module):
-    """A network whose narrower selves take the leading part of every axis of its weights.
+    """A network with narrower ones, whose weights are the leading part of each axis of its weights.
 
-    Called like any network it is the widest one; `at` runs another. Narrower ones have no weights of their own, and
-    gradients flow into those of the widest; what else they have, such as batch statistics, is theirs.
+    Calling it runs the widest network; `at` runs a narrower one. Narrower networks have no weights of their own:
+    gradients flow into the weights of the widest. Their buffers, such as batch statistics, are their own.
     """
 
     def __init__(self, widest: nn.Module, narrower: Mapping[float, nn.Module]) -> None:
         super().__init__()
         self.widest = widest
         self.buffers_of = nn.ModuleDict({_key(width): _Buffers(network) for width, network in narrower.items()})
-        # Shells without numbers, and not registered: their parameters are nobody's.
+        # On the meta device and not registered, so that their parameters are not parameters of this module.
         self._shells = {width: _shell(widest, network) for width, network in narrower.items()}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the widest network."""
-        answers: Tensor = self.widest(x)
-        return answers
+        """Return the outputs of the widest network."""
+        outputs: Tensor = self.widest(x)
+        return outputs
 
     def at(self, width: float, x: Tensor) -> Tensor:
-        """Run the network of a width; one that is not listed is the widest."""
+        """Return the outputs of the network of a width, or of the widest if there is none of this width."""
         if width not in self._shells:
             return self.forward(x)
         shell, pieces = self._shells[width]
@@ -40,17 +40,17 @@ class Nested(nn.Module):
         values = {name: piece.take(weights[piece.source]) for name, piece in pieces.items()}
         buffers = self.buffers_of[_key(width)]
         assert isinstance(buffers, _Buffers)
-        answers: Tensor = functional_call(shell.train(self.training), {**values, **buffers.by_name()}, (x,))
-        return answers
+        outputs: Tensor = functional_call(shell.train(self.training), {**values, **buffers.by_name()}, (x,))
+        return outputs
 
     @staticmethod
     def buffer_of(width: float, name: str) -> str:
-        """Return under which name a narrower network's buffer, or the widest's of a narrower nest, is found here."""
+        """Return the name here of a buffer of the narrower network, or of the widest network of a narrower `Nested`."""
         return f"buffers_of.{_key(width)}.{_flat(name.removeprefix('widest.'))}"
 
 
 class _Buffers(nn.Module):
-    """The buffers of a network, without it."""
+    """The buffers of a network, without the network."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -60,16 +60,16 @@ class _Buffers(nn.Module):
             self.register_buffer(_flat(name), buffer, persistent=name in lasting)
 
     def by_name(self) -> dict[str, Tensor]:
-        """Return them by the names that the network has for them."""
+        """Return the buffers by their names in the network."""
         return {name: self.get_buffer(_flat(name)) for name in self.names}
 
 
 def _shell(widest: nn.Module, network: nn.Module) -> tuple[nn.Module, Plan]:
-    """Return a network without numbers, and where in the widest each of its parameters lies."""
+    """Return the network on the meta device, and the position of each of its parameters in the widest network."""
     own, blocks = tensors_of(network), axis_blocks(network)
     first = {id(parameter): name for name, parameter in network.named_parameters()}
     plan = slice_plan(tensors_of(widest), {name: own[name] for name in first.values()}, blocks)
-    # A weight that is used in two places must be given to both.
+    # A weight that two modules share must be passed to both.
     everywhere = {name: first[id(p)] for name, p in network.named_parameters(remove_duplicate=False)}
     return network.to("meta"), {name: Piece(source, plan[source].index) for name, source in everywhere.items()}
 

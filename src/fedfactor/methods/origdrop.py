@@ -16,27 +16,28 @@ from fedfactor.task import Build
 @register("methods", "origdrop", paper="arXiv:2208.13141")
 @dataclass(frozen=True)
 class OrigDrop(Sliced):
-    """A client that keeps a share p of the model trains the first p of every layer's original kernels (Sec. 4).
+    """A client with keep ratio p trains the first share p of each layer's original kernels (Sec. 4).
 
-    The sub-models and their mean are HeteroFL's procedure, as the paper says: really smaller networks, each element
-    averaged over its holders, all counting the same, and elements that nobody held stay. Batch norms are those of the
-    paper's other methods (Sec. 3.2.2): always the batch's own statistics. What is used and measured is the network that
-    clients of a capacity hold, not the server's full one, most of which nobody may have trained.
+    The sub-models and their mean are HeteroFL's, as the paper says: each client trains a smaller network, and each
+    element is averaged over the clients that hold it, with equal weights. Elements that no client held do not change.
+    Batch norms are those of the paper's other methods (Sec. 3.2.2): they always use the statistics of the batch. The
+    networks of the clients' capacities are used and measured, not the server's full network, since possibly no client
+    trained most of it.
 
-    Deviations: the authors' code sets kernels that nobody held to zero.
+    Deviations: the authors' code sets kernels that no client held to zero.
 
-    Use it as PriSM's baseline, or as HeteroFL without Scaler, masked loss and kept statistics.
+    Use it as PriSM's baseline, or as HeteroFL without Scaler, masked loss and tracked statistics.
     """
 
     static_norm: bool = field(
-        default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
+        default=False, metadata=described("estimate norm statistics after training; otherwise each batch uses its own")
     )
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """Clients of less capacity get a narrower network, and all have equal weight in the mean."""
         return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm)
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Build the task's model at this width, its batch norms without statistics."""
+        """Return the task's model at this width, with batch norms that track no statistics."""
         return without_statistics(super().network(build, capacity))

@@ -1,4 +1,4 @@
-"""pFedGate: a private gate switches pieces of the shared model on and off, batch by batch."""
+"""pFedGate: a private gate turns pieces of the shared model on and off for each batch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fedfactor.task import Build, Task
 @register("methods", "pfedgate", paper="arXiv:2305.02776")
 @dataclass(frozen=True)
 class PFedGate(Method):
-    """The model theta is shared and averaged by data; a gate network phi_i stays on the client.
+    """The model theta is shared and averaged, weighted by examples; a gate network phi_i stays on the client.
 
-    Every tensor of theta is cut into `pieces` of consecutive entries. For a batch, the gate gives each piece a score in
-    (0, 1), the mean over the batch; within the budget the pieces of highest score are kept, the others are zero, and
-    what is kept is multiplied by its score. Both networks train together. A client of capacity p may keep p times the
-    budget. A prediction depends on the other examples of its batch, and so does what is deployed: a gated model.
+    Each tensor of theta is divided into `pieces` of consecutive entries. For each batch, the gate gives each piece a
+    score in (0, 1), the mean over the batch. Within the budget, the pieces with the highest scores are kept and
+    multiplied by their score; the others are zero. Both networks are trained together. A client of capacity p may keep
+    p times the budget. The deployed model is gated too, so a prediction depends on the other examples of its batch.
 
-    Definition not re-read in the paper: it follows the authors' code with its shipped settings (joint training, greedy
-    choice), see `chosen`. As there, theta travels whole, and no multiplication is saved: kept pieces are not gathered.
-    Three faults of that code are not here: schedules that look at test accuracy, a ReLU on the logits, and means over
-    clients that did not take part.
+    Follows the authors' code with its shipped settings (joint training, greedy choice; see `chosen`). As in the code,
+    clients upload and download all of theta, and the number of multiplications stays the same. Three faults of the code
+    are fixed: its schedules use test accuracy, it applies a ReLU to the logits, and its mean includes clients that did
+    not take part.
 
-    Use it to study sparse personal models: nothing is saved on the wire, and a prediction depends on its batch.
+    Use it to study sparse personal models. It saves no bytes, and a prediction depends on its batch.
     """
 
     budget: float = field(default=0.5, metadata=described("s: share of the parameters that a batch may use"))
-    pieces: int = field(default=5, metadata=described("B: pieces a tensor is cut into"))
-    gate_pace: float = field(default=1.0, metadata=described("learning rate of the gate / that of the model"))
-    inputs: tuple[int, ...] = field(default=(), metadata=described("shape of an input; not given: the data's"))
+    pieces: int = field(default=5, metadata=described("B: number of pieces per tensor"))
+    gate_pace: float = field(default=1.0, metadata=described("learning rate of the gate / learning rate of the model"))
+    inputs: tuple[int, ...] = field(default=(), metadata=described("shape of an input; default: taken from the data"))
 
     def __post_init__(self) -> None:
         if not 0 < self.budget <= 1:
@@ -46,26 +46,26 @@ class PFedGate(Method):
 
     @property
     def traits(self) -> Traits:
-        """Weights depend on the batch, so no deployed model is made of ordinary layers."""
+        """Weights depend on the batch, so deployed models do not consist of ordinary layers."""
         return Traits(plain=False)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """The gate looks at inputs of one shape."""
+        """Set the shape of the gate's inputs. Raise ValueError if the inputs are tokens."""
         example = task.data.example
         if not example.is_floating_point():
-            raise ValueError("pfedgate's gate looks at pictures or other numbers, but these inputs are tokens")
+            raise ValueError("pfedgate's gate needs images or other real-valued inputs, but these inputs are tokens")
         return replace(self, inputs=tuple(example.shape))
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Put a gate before the task's model."""
+        """Return the task's model with a gate."""
         return Gated(build(1.0), self.inputs, self.pieces, self.budget * capacity)
 
     def private_names(self, network: nn.Module) -> set[str]:
-        """The gate."""
+        """Return the names of the gate's tensors."""
         return {name for name in tensors_of(network) if name.startswith("gate.")}
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
-        """The gate may have a learning rate of its own."""
+        """Train model and gate together, the gate with its own learning rate."""
         gate = self.private_names(network)
         model = [name for name in parameter_names(network) if name not in gate]
         return [Phase(epochs, [Group(model), Group(gate, lr_factor=self.gate_pace)])]

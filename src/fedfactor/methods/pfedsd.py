@@ -1,4 +1,4 @@
-"""pFedSD: clients distil their last personal model into the global one."""
+"""pFedSD: clients distil their previous personal model into the global one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedfactor.registry import described, register
 @register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")
 @dataclass(frozen=True)
 class PFedSD(FedAvg, Diagnostics):
-    """A client starts from the global model w and learns from its labels and from v_i, its model of its last round.
+    """A client starts from the global model w and learns from its labels and from v_i, the model it trained last.
 
-    Loss: CE(o_w, y) + lambda tau^2 KL(softmax(o_v / tau) || softmax(o_w / tau)), o being logits; at first CE alone.
-    The trained model is sent, and is the new v_i: what the client uses, and the teacher of its next round. The server
-    takes the plain mean.
+    Loss: CE(o_w, y) + lambda tau^2 KL(softmax(o_v / tau) || softmax(o_w / tau)), where o are logits; CE only in a
+    client's first round. The client uploads the trained model and keeps it as the new v_i: it uses v_i, and v_i is the
+    teacher in its next round. The server takes the unweighted mean.
 
-    Definition not re-read in the paper: it follows the authors' code, whose defaults these are. Two faults of that code
-    are not here: the teacher is in evaluation mode, and norm statistics are averaged with the weights.
+    Follows the authors' code, whose defaults these are. Two faults of the code are fixed: here the teacher is in
+    evaluation mode, and norm statistics are averaged with the weights.
 
-    Use it where clients take part rarely and forget in between: each learns from its own last model. It needs a
+    Use it where clients take part rarely and forget in between: each learns from its own previous model. It needs a
     second forward pass and the memory of a second model.
     """
 
@@ -39,15 +39,15 @@ class PFedSD(FedAvg, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """All clients have equal weight in the mean."""
         return Traits(weighting="uniform")
 
     def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
-        """Train from the global model, but use the client's own last one; a client that never took part has none."""
+        """Load the global model for training, and the client's own model for use if it has one."""
         fill(network, down if training else kept or down)
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
-        """Add the teacher's part to the loss."""
+        """Add the divergence from the teacher to the loss."""
         x, y = batch
         student = network(x)
         loss = ctx.task.loss(student, y)
@@ -57,9 +57,9 @@ class PFedSD(FedAvg, Diagnostics):
         return loss + self.strength * ctx.task.divergence(student, teacher, self.temperature)
 
     def passes(self, capacity: float) -> dict[float, float]:
-        """The teacher answers too; in a client's first round there is none, which is counted all the same."""
+        """Count the teacher's forward pass too, even in a client's first round, where there is no teacher."""
         return {capacity: 2.0 if self.strength else 1.0}
 
     def keep(self, network: nn.Module) -> Tensors:
-        """The client keeps its whole model: v_i."""
+        """Keep the whole model on the client as v_i."""
         return tensors_of(network)

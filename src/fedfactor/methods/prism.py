@@ -1,4 +1,4 @@
-"""PriSM: every client trains a random set of principal kernels."""
+"""PriSM: each client trains a random set of principal kernels."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ from fedfactor.registry import described, register
 from fedfactor.task import Build
 
 SMALL = 0.2
-"""Up to this keep ratio clients sample with `kappa_small` (Table 7)."""
+"""Keep ratio up to which clients sample with `kappa_small` (Table 7)."""
 
 
 @register("methods", "prism", paper="arXiv:2208.13141")
 @dataclass(frozen=True)
 class PriSM(Spectral, Diagnostics):
-    """A client that keeps a share of the model trains r principal kernels of each layer, drawn by sigma^kappa (Eq. 2).
+    """A client trains r principal kernels of each layer, drawn with probabilities given by sigma^kappa (Eq. 2).
 
     The server's weights (N, M k^2) are split by SVD into u'_i = sqrt(sigma_i) u_i and v'_i = sqrt(sigma_i) v_i. A
-    client gets r = ceil(keep min(N, M k^2)) of them a layer, really sliced: of u'_i the first r outputs, of v'_i
-    the inputs that the layer before puts out (Sec. 3.2.1); stem, shortcuts, norms and classifier are cut to the same
-    channels. Entries are averaged over their holders, all counting the same (Eq. 5), those nobody held stay, and the
-    next round's SVD refreshes the basis. Batch norms keep no statistics; Eq. 6 is the Frobenius decay.
+    client gets r = ceil(keep min(N, M k^2)) of these kernels per layer, and slices of them: the first r outputs of
+    u'_i, and those inputs of v'_i that the previous layer outputs (Sec. 3.2.1). Stem, shortcuts, norms and classifier
+    are sliced to the same channels. Entries are averaged over the clients that hold them, with equal weights (Eq. 5);
+    entries that no client held do not change. The SVD of the next round renews the basis. Batch norms track no
+    statistics. Eq. 6 is the Frobenius decay.
 
-    Channels are those of the task's model at this width, so any model that has a width can be trained. PriSM-O2 puts
-    out min(N, 2 r) channels where the model counts them by `models.scaled`. Shapes of Table 1 need a stem of full width
-    and sliced shortcuts (ResNets here: `scale_stem = false`, `shortcut = "slice"`).
+    The channels are those of the task's model at this width, so any model with a `width` can be trained. In PriSM-O2 a
+    layer has min(N, 2 r) outputs if the model computes its channels with `models.scaled`. The shapes of Table 1 need a
+    stem of full width and sliced shortcuts (for the ResNets here: `scale_stem = false`, `shortcut = "slice"`).
 
-    The server's full model is measured, and its first channels at every capacity: the best approximation of rank r of
-    their dense layer, which is the layer itself where it has no more than r outputs. Where nobody trains more than the
-    first channels, the others stay as they were drawn, and the full model carries them along.
+    The server's full model is measured, and a narrower one for each capacity: the first channels of the full model,
+    with each layer replaced by its best approximation of rank r. A layer with at most r outputs stays as it is. Where
+    no client trains more than the first channels, the other channels of the full model keep their initial values.
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
-    of the SVD. sigma is merged into both factors and has no parameter of its own (as in the authors' code).
+    errors of the SVD. sigma is merged into both factors and is not a parameter, as in the authors' code.
 
-    Use it where no client can train the full model and the server should have it nonetheless, over many rounds:
-    different kernels are trained by different clients.
+    Use it where no client can train the full model but the server should have it, and there are many rounds: different
+    clients train different kernels.
     """
 
-    kappa: float = field(default=2.5, metadata=described("smooth factor of the sampling"))
-    kappa_small: float = field(default=4.0, metadata=described("smooth factor of clients that keep a fifth or less"))
+    kappa: float = field(default=2.5, metadata=described("smoothing exponent of the sampling"))
+    kappa_small: float = field(default=4.0, metadata=described("smoothing exponent at a keep ratio of 0.2 or less"))
     outputs: int = field(default=1, metadata=described("outputs of a layer as a multiple of r; 2 is PriSM-O2"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
     static_norm: bool = field(
-        default=False, metadata=described("estimate norm statistics after training; else each batch has its own")
+        default=False, metadata=described("estimate norm statistics after training; otherwise each batch uses its own")
     )
 
     def __post_init__(self) -> None:
@@ -68,11 +69,11 @@ class PriSM(Spectral, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """The basis changes each round, and all clients have equal weight in the mean."""
         return Traits(space="turning", weighting="uniform", adapts=True, calibrates=self.static_norm)
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Build the sub-model: the task's model at this width, its inner layers as r kernels each."""
+        """Return the sub-model: the task's model at this width, with r kernels per inner layer."""
         full = build(1.0)
         slim = build(Width(capacity, self.outputs)) if capacity < 1 else full
         most = self._ranks(slim, 1.0)  # a width that rounds down may leave fewer channels than r
@@ -84,15 +85,15 @@ class PriSM(Spectral, Diagnostics):
         return [*outer_layers(model), *self.dense]
 
     def _ranks(self, model: nn.Module, keep: float) -> dict[str, int]:
-        """Return r of every inner layer."""
+        """Return r of each inner layer."""
         split = factorize(copy.deepcopy(model).to("meta"), ChannelSplit(ratio=keep), skip=self._outer(model))
         weights, names = factor_weights(split), dense_names(split)
         return {names[name].removesuffix(".weight"): len(weight.factors["v"]) for name, weight in weights.items()}
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
-        """Decompose every inner layer into all its principal kernels (Alg. 1, line 2).
+        """Decompose each inner layer into all its principal kernels (Alg. 1, line 2).
 
-        Where models are to be used, the dense layer of a narrower network's channels is decomposed too.
+        For models that are used, not trained, the channels of each narrower network are decomposed too.
         """
         view = dict(server)
         for layer, name in dense_names(next(iter(networks.values()))).items():
@@ -109,11 +110,11 @@ class PriSM(Spectral, Diagnostics):
         return view
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Draw the client's kernels, layer by layer; the other axes are cut to its channels (Alg. 1, line 6)."""
+        """Draw the client's kernels layer by layer; the other axes are sliced to its channels (Alg. 1, line 6)."""
         plan = slice_plan(view, tensors_of(network), axis_blocks(network))
         for layer, weight in factor_weights(network).items():
             rank, sigma, u, v = len(weight.factors["v"]), view[f"{layer}.sigma"], f"{layer}.u", f"{layer}.v"
-            if rank < len(sigma) and rng is None:  # a model that is used has its channels' own kernels
+            if rank < len(sigma) and rng is None:  # for use, not training: the kernels of its own channels
                 plan |= {factor: Piece(f"{factor}@{who.capacity:g}") for factor in (u, v)}
             elif rank < len(sigma) and rng is not None:
                 kernels = self.drawn(sigma, rank, who.capacity, rng).sort().values
@@ -122,18 +123,18 @@ class PriSM(Spectral, Diagnostics):
         return plan
 
     def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
-        """Draw kernels without replacement with probabilities sigma^kappa (Eq. 2), in the order they are drawn.
+        """Return the indices of kernels drawn without replacement with probabilities sigma^kappa (Eq. 2).
 
-        The first of independent exponential clocks of these rates to ring is such a draw; so is the next one.
+        Sorting independent exponential variables with these rates gives such a draw.
         """
         kappa = self.kappa_small if keep <= SMALL else self.kappa
-        clocks = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
-        return (clocks - kappa * sigma.double().log()).argsort(stable=True)[:count]
+        exponentials = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
+        return (exponentials - kappa * sigma.double().log()).argsort(stable=True)[:count]
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Average U' and V' entry by entry and compose them (Eq. 5)."""
+        """Average U' and V' element by element and compose them (Eq. 5)."""
         mean, held = holders_mean(view, replies, self.weights(replies))
         for layer, name in dense_names(networks(1.0)).items():
             shape = WeightShape.of(server[name])
@@ -146,7 +147,7 @@ class PriSM(Spectral, Diagnostics):
         return {name: mean[name] for name in server}, {name: held[name] for name in server}
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
-        """Log the effective rank of every layer (Fig. 6) and how many clients had each kernel (Fig. 7)."""
+        """Return the effective rank of each layer (Fig. 6) and how many clients trained each kernel (Fig. 7)."""
         layers = dense_names(observed.networks(1.0))
         picks = {layer: torch.zeros(len(observed.view[f"{layer}.sigma"]), dtype=torch.int64) for layer in layers}
         for reply in observed.replies:
@@ -158,11 +159,11 @@ class PriSM(Spectral, Diagnostics):
         }
 
     def served(self, levels: Sequence[float]) -> list[float]:
-        """The server's full model is what training is for; smaller ones are what the clients can carry."""
+        """Return full capacity and the clients' capacities."""
         return sorted({1.0, *levels}, reverse=True)
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
-        """Return the dense model as it is; below full capacity its first channels."""
+        """Return the dense model, or below full capacity the model of its first channels."""
         if capacity < 1:
             return super().deploy(server, network, capacity, kept)
         plain = compose(network)
@@ -171,8 +172,8 @@ class PriSM(Spectral, Diagnostics):
 
 
 def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
-    """Count the clients that could move each entry of U V: through its row of U or its column of V."""
-    if isinstance(u, int) or isinstance(v, int):  # held whole
+    """Return how many clients could change each entry of U V, through its row of U or its column of V."""
+    if isinstance(u, int) or isinstance(v, int):  # all held the whole tensor
         return max(int(part if isinstance(part, int) else part.max()) for part in (u, v))
     rows, columns = u.amax(1), v.amax(0, keepdim=True)
     return torch.maximum(rows.reshape(len(rows), *[1] * (columns.dim() - 1)), columns)
@@ -181,11 +182,11 @@ def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
 @register("methods", "orthdrop", paper="arXiv:2208.13141")
 @dataclass(frozen=True)
 class OrthDrop(PriSM):
-    """PriSM with the same leading kernels for everybody, always: ordered dropout in the orthogonal space (Sec. 4).
+    """PriSM with the same leading kernels for all clients and rounds: ordered dropout in the orthogonal space (Sec. 4).
 
-    Use it as PriSM's baseline: what a fixed choice of kernels gives.
+    Use it as PriSM's baseline with a fixed choice of kernels.
     """
 
     def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
-        """Take the kernels of the largest singular values."""
+        """Return the indices of the kernels with the largest singular values."""
         return torch.arange(count)

@@ -1,4 +1,4 @@
-"""Pufferfish: full rank at first, then low rank in the later layers."""
+"""Pufferfish: full rank for the first rounds, then low rank in the later layers."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from fedfactor.task import Build
 @register("methods", "pufferfish", paper="arXiv:2103.03936")
 @dataclass(frozen=True)
 class Pufferfish(Factorised):
-    """FedAvg on the full model for `warmup` rounds; then its later layers are split by SVD and the factors averaged.
+    """FedAvg on the full model for `warmup` rounds; then the later layers are split by SVD and their factors averaged.
 
     A layer (O, I, k, k) becomes a k x k convolution to r = floor(ratio min(O, I k^2)) channels, V^T sqrt(Sigma), and a
     1 x 1 convolution, U sqrt(Sigma). The first layers, 1 x 1 convolutions and the classifier stay full. Norms and full
-    layers are carried over, and optimizers start anew: moments and control variates on the server, and whatever clients
-    kept for an optimizer or a codec. What is measured after the last warm-up round is the split model already.
+    layers keep their values at the change. Optimizers restart: moments and control variates on the server are reset,
+    and so are the clients' states of optimizers and codecs. After the last warm-up round, the split model is measured.
 
-    Definition not re-read in the paper; it follows the authors' code, where 80 of 300 epochs are warm-up. That factors
-    are averaged as they are, and when a federated run should change over, is nowhere written: FedPara's Table 10 names
-    no warm-up, and 0, factors from the start, is the default.
+    Follows the authors' code, where 80 of 300 epochs are warm-up. The code is not federated: averaging the factors
+    themselves and the length of the warm-up in rounds are choices made here. FedPara's Table 10 mentions no warm-up, so
+    the default is 0, factors from the first round.
 
-    Use it where first rounds may be dense and later ones must be small, or where low rank from the start learns
-    badly.
+    Use it where the first rounds may be dense and later ones must be small, or where training with low rank from the
+    start is not accurate enough.
     """
 
-    warmup: int = field(default=0, metadata=described("rounds of full rank"))
+    warmup: int = field(default=0, metadata=described("number of rounds at full rank"))
     ratio: float = field(
         default=0.25,
         metadata=described(
             "rank as a share of the smaller side of a layer's matrix", tries=(0.5, 0.25, 0.125, 0.0625, 0.03125)
         ),
     )
-    first: int = field(default=1, metadata=described("first layers that stay full"))
+    first: int = field(default=1, metadata=described("number of first layers that stay full"))
 
     def __post_init__(self) -> None:
         for name in ("warmup", "first"):
@@ -55,15 +55,15 @@ class Pufferfish(Factorised):
             raise ValueError(f"ratio must lie in (0, 1], got {self.ratio:g}")
 
     def at(self, round: int) -> Method:
-        """Be FedAvg while warming up."""
+        """Return FedAvg for the warm-up rounds."""
         return FedAvg() if round < self.warmup else self
 
     def scheme(self) -> Scheme:
-        """Return the split of a layer."""
+        """Return the scheme that splits a layer."""
         return ChannelSplit(ratio=self.ratio, rounding="floor")
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Factorise the later layers of the task's model."""
+        """Return the task's model with its later layers factorised."""
         return self._hybrid(build(1.0))
 
     def _hybrid(self, model: nn.Module, *, keep_weights: bool = False) -> nn.Module:
@@ -72,6 +72,6 @@ class Pufferfish(Factorised):
 
     def convert(self, server: Tensors, before: nn.Module) -> Tensors:
         """Split the server's weights by SVD."""
-        full = copy.deepcopy(before).to("cpu", torch.float32)  # in full precision, however clients train
+        full = copy.deepcopy(before).to("cpu", torch.float32)  # in full precision, whatever dtype clients train in
         fill(full, server)
         return {name: tensor.clone() for name, tensor in tensors_of(self._hybrid(full, keep_weights=True)).items()}

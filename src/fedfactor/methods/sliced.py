@@ -1,4 +1,4 @@
-"""What methods have in common whose clients hold the leading part of every axis of the server's tensors."""
+"""Base class of methods whose clients hold the leading part of each axis of the server's tensors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedfactor.task import Build
 
 @dataclass(frozen=True)
 class Sliced(Method):
-    """A client of capacity p trains the task's model at width p; each element is averaged over its holders."""
+    """A method whose clients train the task's model at width p; elements are averaged over their holders."""
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """Clients of less capacity get a narrower network."""
         return Traits(adapts=True)
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Build the task's model at this width."""
+        """Return the task's model at this width."""
         return build(capacity)
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Take the leading part of every axis; within each gate, or each of q, k and v, where they are fused."""
+        """Return the leading part of each axis; where gates, or q, k and v, are fused in a tensor, of each of them."""
         return slice_plan(view, tensors_of(network), axis_blocks(network))

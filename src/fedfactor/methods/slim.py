@@ -1,4 +1,4 @@
-"""Width slimming: everybody trains the network that the weakest can carry."""
+"""Width slimming: all clients train the network of the smallest capacity."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fedfactor.task import Build, Task
 class Slim(Method):
     """FedAvg on the task's model at one width, the smallest of the run's capacities: FedHM's "Width Slimming (FedAvg)".
 
-    The server has this network only, whatever the capacities of the others.
+    The server has only this network, whatever the larger capacities are.
 
-    Use it as the baseline of every method for unequal devices: what the weakest can carry, for all.
+    Use it as the baseline for all methods for devices of different capacity: one model that fits all of them.
     """
 
     width: float = field(
         default=0.0,
         metadata=described(
-            "width of everybody's network; 0: the smallest capacity",
+            "width of the network; 0: the smallest capacity",
             tries=(1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625),
         ),
     )
@@ -36,15 +36,17 @@ class Slim(Method):
             raise ValueError(f"width must lie in (0, 1], or be 0 for the smallest capacity, got {self.width:g}")
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Find the smallest capacity."""
+        """Set the width to the smallest capacity, or check that it is not larger."""
         if self.width > min(levels):
-            raise ValueError(f"a client of capacity {min(levels):g} cannot carry a network of width {self.width:g}")
+            raise ValueError(
+                f"a client of capacity {min(levels):g} cannot train a network of width {self.width:g}; lower `width`"
+            )
         return replace(self, width=self.width or min(levels))
 
     def served(self, levels: Sequence[float]) -> list[float]:
-        """There is one network."""
+        """Return the one width that there is."""
         return [self.width]
 
     def network(self, build: Build, capacity: float) -> nn.Module:
-        """Build the task's model at the one width."""
+        """Return the task's model at the one width."""
         return build(self.width)

@@ -1,4 +1,4 @@
-"""What methods share whose server is dense and whose clients train parts of its layers' singular vectors."""
+"""Base class of methods whose server is dense and whose clients train low-rank factors of its layers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fedfactor.registry import described
 
 @dataclass(frozen=True)
 class Spectral(Method):
-    """Factors of inner layers, from the server's dense weights anew every round; Frobenius decay on them."""
+    """A method that factorises the server's dense weights anew in each round, with Frobenius decay on the factors."""
 
-    frobenius: bool = field(default=True, metadata=described("Frobenius decay takes weight decay's place on factors"))
+    frobenius: bool = field(default=True, metadata=described("use Frobenius decay instead of weight decay on factors"))
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """The basis changes each round, and clients of less capacity get a smaller network."""
         return Traits(space="turning", adapts=True)
 
     def start(self, networks: Networks) -> Tensors:
-        """The server has the full network's dense weights."""
+        """Return the dense weights of the full network."""
         return {name: tensor.clone() for name, tensor in tensors_of(compose(networks(1.0))).items()}
 
     def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
-        """The full network's parameters, by their dense names."""
+        """Return the dense names of the full network's parameters."""
         network = networks(1.0)
         dense = {f"{layer}.{factor}": name for layer, name in dense_names(network).items() for factor in ("u", "v")}
         return {dense.get(name, name) for name, p in network.named_parameters() if p.requires_grad}
@@ -41,14 +41,14 @@ class Spectral(Method):
         return self.decayed(super().objective(network, batch, ctx), network, ctx)
 
     def decayed(self, loss: Tensor, network: nn.Module, ctx: Context) -> Tensor:
-        """Add (lambda / 2) ||U V^T||^2 of every factorised layer, lambda being the weight decay."""
+        """Add (lambda / 2) ||U V^T||^2 of each factorised layer to a loss, where lambda is the weight decay."""
         if self.frobenius and ctx.training.weight_decay:
             for layer in factor_weights(network).values():
                 loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
         return loss
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
-        """Factors have Frobenius decay instead of weight decay."""
+        """Train all parameters together, factors without weight decay if they have Frobenius decay."""
         factors = {f"{layer}.{factor}" for layer in factor_weights(network) for factor in ("u", "v")}
         rest = [name for name in parameter_names(network) if name not in factors]
         return [Phase(epochs, [Group(rest), Group(factors, weight_decay=not self.frobenius)])]

@@ -1,4 +1,4 @@
-"""How clients and server step; one file an optimizer."""
+"""The federated optimizers (steps of clients and server), one file per optimizer."""
 
 from fedfactor.optimizers.fedadam import FedAdam
 from fedfactor.optimizers.fedavg import FedAvgOptimizer

@@ -11,7 +11,7 @@ from fedfactor.registry import register
 @register("optimizers", "fedavg", paper="arXiv:1602.05629")
 @dataclass(frozen=True)
 class FedAvgOptimizer(Optimizer):
-    """Clients take SGD steps, the server takes their mean.
+    """Clients take SGD steps, and the server takes the mean of their models.
 
-    Use it first.
+    Use it first: the others are refinements of it.
     """

@@ -21,14 +21,19 @@ from fedfactor.registry import described, register
 class FedDyn(Optimizer):
     """Clients minimise L_i(w) - <g_i, w> + (alpha / 2) ||w - x||^2; the server corrects its mean by h / alpha.
 
-    Definition not re-read in the paper; the printed bracket is read as the sum of (w_i - x). There is no setting in
-    which this is FedAvg: as alpha goes to 0 the correction stays. A round in which nothing is learnt still moves the
-    server by -h / alpha, unless h is zero.
+    No setting makes this FedAvg: the correction stays as alpha goes to 0. A round without training steps still changes
+    the server by -h / alpha, unless h is zero.
 
-    Use it where clients differ, take part again and again and can keep a tensor a weight.
+    Follows the authors' code, in the notation of the paper. The bracket in the server's update is read as the sum of
+    (w_i - x).
+
+    Deviations: the code scales alpha per client when clients have different numbers of examples; here alpha is the same
+    for all.
+
+    Use it where clients differ, take part often and can keep one tensor per weight.
     """
 
-    alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, above 0"))
+    alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, greater than 0"))
     keeps_state: ClassVar[bool] = True
     anchors: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
@@ -38,13 +43,13 @@ class FedDyn(Optimizer):
             raise ValueError(f"alpha must be above 0, got {self.alpha:g}")
 
     def refuses(self, codec: Codec) -> str | None:
-        """A change that arrives rounds later feeds back through h / alpha and grows."""
+        """Refuse codecs that delay changes: a late change feeds back through h / alpha and grows."""
         if codec.keeps_state:
-            return f"feddyn amplifies changes that {codec.name} holds back for later rounds: the pair diverges"
+            return f"feddyn amplifies the changes that {codec.name} delays to later rounds, and training diverges"
         return None
 
     def start(self, weights: Tensors) -> State:
-        """H starts at zero."""
+        """Return h = 0."""
         return {"h": {name: torch.zeros_like(weight) for name, weight in weights.items()}}
 
     def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
@@ -56,13 +61,13 @@ class FedDyn(Optimizer):
                     parameter.grad.sub_(ctx.state[name])
 
     def finish(self, shared: Tensors, ctx: Context) -> tuple[Tensors, Tensors]:
-        """g_i <- g_i - alpha (w_i - x)."""
+        """Update g_i <- g_i - alpha (w_i - x)."""
         trained = [name for name in shared if name in ctx.travel]
         moved = {name: self.alpha * (shared[name] - ctx.down[name]) for name in trained}
         return {}, {**ctx.state, **{name: ctx.state.get(name, 0.0) - moved[name] for name in trained}}
 
     def step(self, step: Step) -> tuple[Tensors, State]:
-        """h <- h - (alpha / m) sum (w_i - x), m all clients; x <- mean w_i - h / alpha."""
+        """Update h <- h - (alpha / m) sum (w_i - x), m being the population; x <- mean w_i - h / alpha."""
         stepped, h = {}, {}
         for name, x in step.server.items():
             mean, held = step.mean[name], step.held[name]

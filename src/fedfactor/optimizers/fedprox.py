@@ -18,7 +18,9 @@ from fedfactor.registry import described, register
 class FedProx(Optimizer):
     """Clients minimise f_i(w) + (mu / 2) ||w - w_t||^2 around the model they received.
 
-    Use it where clients differ or do unequal work and nothing may be kept on them.
+    Follows the authors' code.
+
+    Use it where clients differ or do unequal amounts of work, and cannot keep a state.
     """
 
     mu: float = field(default=0.1, metadata=described("strength of the proximal term; 0 is FedAvg"))
@@ -29,7 +31,7 @@ class FedProx(Optimizer):
             raise ValueError(f"mu must be at least 0, got {self.mu:g}")
 
     def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
-        """Add mu (w - w_t) to the gradient of everything that was received."""
+        """Add mu (w - w_t) to the gradient of each downloaded parameter."""
         for name, parameter in parameters.items():
             if name in ctx.down and parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - ctx.down[name], alpha=self.mu)

@@ -1,1 +1,1 @@
-"""What both sides of a round agree on. There are no loops here."""
+"""Definitions that server and clients share: methods, optimizers, codecs, messages, settings. No loops over rounds."""

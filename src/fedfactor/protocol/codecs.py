@@ -1,7 +1,7 @@
-"""Codecs: how a client's tensors become the tensors of a message, and back.
+"""Codecs: they convert weights into the tensors of a message, and back.
 
-Only weights are coded; buffers (batch statistics) and whole numbers travel as they are. Coding may use the download as
-a reference, which both sides have, and a state that stays on the client (error feedback).
+Only weights are coded; buffers (batch statistics) and integers are sent as they are. A codec may use the download as a
+reference, because both sides have it, and a state that stays on the client (error feedback).
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from fedfactor.registry import described, register
 @register("codecs", "float32")
 @dataclass(frozen=True)
 class Float32:
-    """Everything as it is: four bytes a weight, both ways.
+    """No coding: four bytes per weight, up and down.
 
-    Use it when in doubt: nothing is lost.
+    Use it by default: it is lossless.
     """
 
     name: ClassVar[str] = "float32"
     keeps_state: ClassVar[bool] = False
     """Whether clients keep tensors between rounds."""
     codes_changes: ClassVar[bool] = False
-    """Whether what goes up is a change against the download, not the weights."""
+    """Whether the upload holds the change since the download instead of the weights."""
 
     def down(self, weights: Tensors) -> Tensors:
         """Code a download."""
         return weights
 
     def from_down(self, coded: Tensors) -> Tensors:
-        """Decode a download; the result is the reference for the way up."""
+        """Decode a download; the result is the reference for the upload."""
         return coded
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
@@ -44,7 +44,7 @@ class Float32:
         return weights, {}
 
     def expected_up(self, reference: Tensors) -> Tensors:
-        """Return tensors of the names, shapes and dtypes that an upload must have."""
+        """Return tensors with the names, shapes and dtypes that an upload must have."""
         return reference
 
     def from_up(self, coded: Tensors, reference: Tensors) -> Tensors:
@@ -63,12 +63,12 @@ def _like(coded: Tensors, reference: Tensors) -> Tensors:
 @register("codecs", "fedpaq", paper="arXiv:1909.13014")
 @dataclass(frozen=True)
 class FedPAQ(Float32):
-    """Two bytes a weight on the way up, full precision down.
+    """Two bytes per weight in the upload, full precision in the download.
 
-    FedPara's use of the name (appendix D.3): the uploaded model is cast to float16. The original quantises the
-    difference to the download at random levels; `int8` is the codec of that kind here.
+    Follows FedPara's use of the name (appendix D.3): the uploaded model is cast to float16. The original FedPAQ
+    quantises the difference to the download with random rounding; `int8` is a codec of that kind.
 
-    Use it to compare with FedPara's figures, or where only the way up is dear.
+    Use it to compare with FedPara's figures, or where only the uplink is slow.
     """
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
@@ -76,20 +76,20 @@ class FedPAQ(Float32):
         return _half(weights), {}
 
     def expected_up(self, reference: Tensors) -> Tensors:
-        """Same names and shapes, two bytes each."""
+        """Return float16 tensors with the same names and shapes."""
         return _half(reference)
 
     def from_up(self, coded: Tensors, reference: Tensors) -> Tensors:
-        """Cast back."""
+        """Cast back to the dtype of the reference."""
         return _like(coded, reference)
 
 
 @register("codecs", "float16")
 @dataclass(frozen=True)
 class Float16(FedPAQ):
-    """Two bytes a weight, both ways; the server keeps its own weights in full precision.
+    """Two bytes per weight, up and down; the server keeps its weights in full precision.
 
-    Use it to halve the bytes of both ways.
+    Use it to halve the bytes in both directions.
     """
 
     def down(self, weights: Tensors) -> Tensors:
@@ -104,18 +104,18 @@ class Float16(FedPAQ):
 @register("codecs", "int8")
 @dataclass(frozen=True)
 class Int8(Float32):
-    """One byte a weight on the way up: the change against the download, in steps of max|d| / 127, rounded at random.
+    """One byte per weight in the upload: the change d since the download, in steps of max|d| / 127, rounded at random.
 
-    Rounding up with the probability of the remainder makes the coded difference unbiased; coding the difference and
-    not the model makes the error shrink with the change (FedPAQ, Alg. 1).
+    Rounding up with the probability of the remainder makes the coded change unbiased. Coding the change instead of the
+    model makes the error shrink with the change, as in FedPAQ.
 
-    Use it where the way up is dear: a quarter of the bytes, without a bias.
+    Use it where the uplink is slow: a quarter of the bytes, without bias.
     """
 
     codes_changes: ClassVar[bool] = True
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Quantise the differences, one scale a tensor."""
+        """Quantise the changes, with one scale per tensor."""
         coded: Tensors = {}
         for name in sorted(weights):
             change = weights[name] - reference[name]
@@ -127,23 +127,23 @@ class Int8(Float32):
         return coded, {}
 
     def expected_up(self, reference: Tensors) -> Tensors:
-        """One byte a weight, and a scale a tensor."""
+        """Return one int8 tensor and one scale per weight tensor."""
         steps = {name: torch.empty_like(tensor, dtype=torch.int8, device="meta") for name, tensor in reference.items()}
         return {**steps, **{f"{name}:scale": tensor.new_empty(()) for name, tensor in reference.items()}}
 
     def from_up(self, coded: Tensors, reference: Tensors) -> Tensors:
-        """Add the steps back to the download."""
+        """Add the decoded changes to the download."""
         return {name: tensor + coded[name] * coded[f"{name}:scale"] for name, tensor in reference.items()}
 
 
 @register("codecs", "topk")
 @dataclass(frozen=True)
 class TopK(Float32):
-    """Only the largest changes go up, each with its position; what was left out is added to the next round's change.
+    """Only the largest changes are uploaded, each with its position; the rest is added to the next round's change.
 
-    Error feedback keeps the sum of what was sent close to the sum of what was meant (Stich et al. 2018).
+    This error feedback keeps the sum of the uploaded changes close to the sum of all changes (Stich et al. 2018).
 
-    Use it where the way up is very dear and clients come back, since what was left out waits on the client.
+    Use it where the uplink is very slow and clients take part repeatedly, because the rest waits on the client.
     """
 
     share: float = field(default=0.1, metadata=described("share of a tensor's entries that is sent, in (0, 1]"))
@@ -155,7 +155,7 @@ class TopK(Float32):
             raise ValueError(f"share must lie in (0, 1], got {self.share:g}")
 
     def up(self, weights: Tensors, reference: Tensors, state: Tensors, rng: torch.Generator) -> tuple[Tensors, Tensors]:
-        """Send the largest entries of change plus remainder, keep the rest as remainder."""
+        """Return the largest entries of change plus remainder, and the rest as the new remainder."""
         coded: Tensors = {}
         rest: Tensors = {}
         for name, weight in weights.items():
@@ -173,12 +173,12 @@ class TopK(Float32):
         return max(min(1, change.numel()), round(self.share * change.numel()))
 
     def expected_up(self, reference: Tensors) -> Tensors:
-        """The kept values of each tensor and their positions."""
+        """Return, for each tensor, its largest values and their positions."""
         kept = {name: tensor.new_empty(self._kept(tensor)) for name, tensor in reference.items()}
         return {**kept, **{f"{name}:at": values.to(torch.int32) for name, values in kept.items()}}
 
     def from_up(self, coded: Tensors, reference: Tensors) -> Tensors:
-        """Add the sent changes to the download; positions must ascend within the tensor."""
+        """Add the uploaded changes to the download. Raise BadMessage if positions do not ascend within the tensor."""
         decoded: Tensors = {}
         for name, tensor in reference.items():
             where = coded[f"{name}:at"].long()
@@ -191,4 +191,4 @@ class TopK(Float32):
 
 
 Codec = Float32
-"""Every codec derives from the plain one."""
+"""The base class of all codecs is the one that codes nothing."""

@@ -1,4 +1,4 @@
-"""What hooks may look at while one client trains."""
+"""The context that a client's hooks get during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedfactor.task import Task
 
 @dataclass
 class Context:
-    """What hooks may look at while one client trains."""
+    """Data, settings and tensors that hooks may read while one client trains."""
 
     task: Task
     training: Training
@@ -25,26 +25,26 @@ class Context:
     capacity: float
     lr: float
     targets: Tensor
-    """Of all the client's examples."""
+    """The targets of all the client's examples."""
     kept: Tensors
-    """What the client kept of its last round; empty when it takes part for the first time."""
+    """Tensors that the client kept from its previous round; empty in its first round."""
     down: Tensors
-    """The download as decoded: the anchor of proximal terms."""
+    """The decoded download: the anchor of proximal terms."""
     extras: Tensors
-    """What the optimizer sent along, by the name of the tensor it belongs to."""
+    """Tensors that the optimizer sent with the model, by the name of the model's tensor they belong to."""
     state: Tensors
-    """What the optimizer kept on this client."""
+    """Tensors that the optimizer kept on this client."""
     travel: dict[str, float] = field(default_factory=dict)
-    """How far a constant gradient of one has moved each parameter: steps times rate; momentum adds to it."""
+    """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum."""
 
     @property
     def labels(self) -> Tensor:
-        """The classes that occur in the client's data."""
+        """The classes in the client's data."""
         return self._classes[0]
 
     @property
     def counts(self) -> Tensor:
-        """How many examples of each of them there are."""
+        """The number of the client's examples of each class in `labels`."""
         return self._classes[1]
 
     @cached_property
@@ -56,6 +56,6 @@ class Context:
 
     @staticmethod
     def gradients(loss: Tensor, of: Mapping[str, Tensor]) -> Tensors:
-        """Differentiate a loss with respect to intermediate tensors, keeping the graph for the step itself."""
+        """Return a loss's gradients with respect to intermediate tensors, and keep the graph for the training step."""
         found = torch.autograd.grad(loss, list(of.values()), retain_graph=True, allow_unused=True)
         return {name: gradient for name, gradient in zip(of, found, strict=True) if gradient is not None}

@@ -1,4 +1,4 @@
-"""What every engine offers: it moves bytes to clients and back, and nothing else."""
+"""The interface of engines, which only move bytes to clients and back."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedfactor.protocol.setup import Setup
 
 @dataclass(frozen=True)
 class Job:
-    """A message for one client, and the state it builds on."""
+    """A message for one client, and the client's state."""
 
     client: int
     parcel: Parcel
-    """An engine may write it straight to where the client reads it."""
+    """The message, not yet written: an engine may write it directly to where the client reads it."""
     state: Bytes | None
 
     @property
     def message(self) -> Bytes:
-        """The message's bytes."""
+        """The bytes of the message."""
         return self.parcel.write()
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came back: bytes and the client's new state, or the reason why nothing did."""
+    """The result of a job: the reply and the client's new state, or the reason of the failure."""
 
     client: int
     reply: Bytes | None
@@ -36,12 +36,12 @@ class Done:
     seconds: float = 0.0
     """How long the client worked."""
     late: bool = False
-    """An answer to a job that was given up in an earlier round; it counts for nothing."""
+    """Whether this answers a job of an earlier round that had timed out; such a reply is dropped."""
 
 
 class Engine(Protocol):
-    """Runs jobs in any order; the federation folds the results in its own."""
+    """Runs jobs in any order; the server restores the order of the cohort."""
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-        """Yield one result a job."""
+        """Yield one result per job."""
         ...

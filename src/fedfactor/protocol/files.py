@@ -1,4 +1,4 @@
-"""Files that survive a crash."""
+"""Writing files so that they survive a crash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedfactor.protocol.message import Bytes
 
 
 def sync(directory: Path) -> None:
-    """Wait until the disk has a directory's new names."""
+    """Wait until new names in a directory are on disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -18,7 +18,7 @@ def sync(directory: Path) -> None:
 
 
 def write_file(path: Path, data: Bytes) -> None:
-    """Write a file and wait until the disk has it."""
+    """Write a file and wait until it is on disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()

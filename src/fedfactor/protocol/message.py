@@ -1,8 +1,8 @@
-"""Messages and their bytes: the safetensors format, written without copies and read with suspicion.
+"""Messages and their encoding in the safetensors format.
 
-A message is a kind, a few plain fields and named tensors. Its bytes are a safetensors file (eight bytes of header
-length, a JSON header, the tensors one after another), so any safetensors reader opens them. The decoder takes bytes
-from anywhere: it answers with a message or with `BadMessage`, and its tensors are views of the bytes given.
+A message has a kind, a few JSON fields and named tensors. Its bytes are a safetensors file (eight bytes of header
+length, a JSON header, the tensors one after another), so any safetensors reader opens them. The decoder does not trust
+its input: it returns a message or raises `BadMessage`. The tensors of a decoded message are views of the given bytes.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FORMAT = "1"
 LONGEST_HEADER = 1 << 20
-"""Bytes; some ten thousand tensors. Parsing JSON takes many times its length in memory."""
+"""Bytes; enough for about ten thousand tensors. Parsing JSON needs many times its length in memory."""
 MOST_ELEMENTS = 1 << 48
 MOST_AXES = 16
 
 
 Bytes = bytes | bytearray | memoryview
-"""What holds an encoded message. Tensors decoded from bytes that can be written to are views of them."""
+"""An encoded message. Tensors decoded from a writable buffer are views of it."""
 
 
 class BadMessage(ValueError):
-    """Bytes that are not a message, or not the one expected; the text says why."""
+    """Bytes are not a message, or not the expected one; the text says why."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A kind, plain fields (whatever JSON holds) and named tensors."""
+    """A kind, fields (any JSON values) and named tensors."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -111,8 +111,10 @@ def _parts(message: Message) -> list[memoryview]:
         views.append(_raw(tensor))
     text = _WRITER.encode(header).encode()
     if len(text) > LONGEST_HEADER:
-        raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
-    text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
+        raise ValueError(
+            f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes, above {LONGEST_HEADER}"
+        )
+    text += b" " * (-len(text) % 8)  # the format aligns tensors to eight bytes
     return [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
 
 
@@ -122,35 +124,35 @@ def _raw(tensor: Tensor) -> memoryview:
 
 @timed("encoding")
 def decode(data: Bytes) -> Message:
-    """Read a message, or raise `BadMessage`; nothing larger than `data` is ever allocated."""
+    """Return the message in `data`, or raise `BadMessage`. Never allocates more memory than `data` has."""
     metadata, tensors = _open(data)
     if not isinstance(metadata, dict) or metadata.get("fedfactor") != FORMAT:
-        raise BadMessage("not a message of this library, or of another version of its format")
+        raise BadMessage("not a message of fedfactor, or one of another version of its format")
     kind, text = metadata.get("kind"), metadata.get("fields")
     if not isinstance(kind, str) or not isinstance(text, str):
-        raise BadMessage("the header lacks kind or fields")
+        raise BadMessage("the header has no kind or no fields")
     return Message(kind, _parse(text), tensors)
 
 
 def read_weights(path: Path) -> Tensors:
-    """Read the tensors of any safetensors file (a state dict, say); as suspicious as `decode`."""
+    """Return the tensors of a safetensors file, such as a state dict. Raise ValueError if it is not a valid one."""
     try:
         return _open(path.read_bytes())[1]
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except BadMessage as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
 def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
     """Split the bytes of a safetensors file into its metadata and its tensors."""
-    # Torch cannot keep a tensor read-only, so bytes that nobody may write to are copied once.
+    # Torch has no read-only tensors, so a read-only buffer is copied.
     buffer = memoryview(bytearray(data) if memoryview(data).readonly else data).cast("B")
     if len(buffer) < 8:
         raise BadMessage(f"{len(buffer)} bytes are too few for a message")
     length = int.from_bytes(buffer[:8], "little")
     if length > min(LONGEST_HEADER, len(buffer) - 8):
-        raise BadMessage(f"header of {length} bytes does not fit a message of {len(buffer)}")
+        raise BadMessage(f"a header of {length} bytes does not fit in a message of {len(buffer)} bytes")
     header = _parse(bytes(buffer[8 : 8 + length]))
     metadata = header.pop("__metadata__", None)
     return metadata, _tensors(header, buffer[8 + length :])
@@ -159,11 +161,11 @@ def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise BadMessage("the header names something twice")
+        raise BadMessage("the header has the same name twice")
     return found
 
 
-# Made once: json's own functions would make them anew for every message.
+# Created once: json.loads and json.dumps would create them for each message.
 _READER = json.JSONDecoder(object_pairs_hook=_unique)
 _WRITER = json.JSONEncoder(separators=(",", ":"))
 _SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
@@ -182,7 +184,7 @@ def _parse(text: bytes | str) -> dict[str, Any]:
 
 
 def _tensors(header: dict[str, Any], body: memoryview) -> Tensors:
-    """Read the tensors, which must fill the body exactly, one after another."""
+    """Return the tensors, which must fill the body without gaps or overlaps."""
     entries = [(*_entry(name, entry), name) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[0])
     tensors, position = {}, 0
@@ -192,7 +194,7 @@ def _tensors(header: dict[str, Any], body: memoryview) -> Tensors:
         tensors[name] = _view(body[begin:end], dtype, shape)
         position = end
     if position != len(body):
-        raise BadMessage(f"{len(body) - position} bytes belong to no tensor")
+        raise BadMessage(f"the last {len(body) - position} bytes belong to no tensor")
     return tensors
 
 
@@ -204,12 +206,12 @@ def _entry(name: str, entry: object) -> tuple[int, int, torch.dtype, list[int]]:
         raise BadMessage(f"tensor {name!r} has an unknown dtype")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _whole(shape) or len(shape) > MOST_AXES or not _whole(offsets) or len(offsets) != 2:
-        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
+        raise BadMessage(f"tensor {name!r} has an invalid shape or invalid offsets")
     begin, end = offsets
     if math.prod(n or 1 for n in shape) >= MOST_ELEMENTS:  # also where another axis is 0
-        raise BadMessage(f"tensor {name!r} has an impossible shape or place")
+        raise BadMessage(f"tensor {name!r} has an invalid shape or invalid offsets")
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise BadMessage(f"tensor {name!r} of shape {shape} does not fill bytes {begin} to {end}")
+        raise BadMessage(f"tensor {name!r} of shape {shape} does not fit bytes {begin} to {end}")
     return begin, end, dtype, shape
 
 
@@ -222,7 +224,7 @@ def _view(data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     raw = torch.frombuffer(data, dtype=torch.uint8)
     if dtype is torch.bool and int(raw.max()) > 1:
-        raise BadMessage("a boolean tensor holds something other than 0 and 1")
+        raise BadMessage("a boolean tensor holds values other than 0 and 1")
     if raw.data_ptr() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype).view(shape)
@@ -245,7 +247,7 @@ def expect(tensors: Tensors, like: Tensors, what: str) -> None:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Tell whether all entries and their squares are finite: an optimizer may square whatever is averaged."""
+    """Return whether all entries and their squares are finite: an optimizer may square the mean."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
     precise = torch.promote_types(tensor.dtype, torch.float32)

@@ -1,8 +1,8 @@
 """The abstract method: its hooks, with FedAvg's behaviour as their default.
 
-A method is a map between the server's tensors and each client's, and back. It is a frozen dataclass whose fields are
-its hyper-parameters. Its hooks take and return plain dictionaries of tensors and hold no loop over rounds, clients or
-batches. They are listed here in the order in which a round calls them.
+A method maps the server's tensors to each client's, and back. It is a frozen dataclass whose fields are its
+hyper-parameters. Its hooks take and return plain dictionaries of tensors and contain no loop over rounds, clients or
+batches. They are listed in the order in which a round calls them.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ Networks = Callable[[float], nn.Module]
 
 @dataclass(frozen=True)
 class Traits:
-    """What others need to know about a method without calling its hooks."""
+    """Properties of a method that server, engines and tools need to know."""
 
     space: Literal["slice", "turning", "personal"] = "slice"
-    """How a client's tensors relate to the server's: fixed slices, a basis that turns every round, or a model each."""
+    """How clients' tensors relate to the server's: fixed slices, a basis that changes each round, or one model each."""
     weighting: str = "samples"
-    """How much a client counts in the mean: by its `samples`, `uniform`, or a description of the method's own rule."""
+    """The weight of a client in the mean: its `samples`, `uniform`, or a description of the method's own rule."""
     adapts: bool = False
-    """Whether clients of less capacity get a smaller network; otherwise all clients get the same."""
+    """Whether clients of less capacity get a smaller network. Otherwise all clients get the same one."""
     plain: bool = True
     """Whether deployed models consist of ordinary layers. False where weights depend on the input."""
     calibrates: bool = False
-    """Whether norm statistics are gathered from the clients before a model is used."""
+    """Whether norm statistics are estimated on the clients' data before a model is used."""
     complete: bool = False
-    """Whether the server's tensors make a model although clients keep a part private."""
+    """Whether the server's tensors are a complete model although clients keep private tensors."""
     reports: tuple[str, ...] = ()
     """Names of the numbers that `Diagnostics.report` returns; a reply with other names is rejected."""
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A client of this round, as the server knows it."""
+    """A client that takes part in a round."""
 
     client: int
     capacity: float
@@ -59,7 +59,7 @@ class Participant:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that train alike."""
+    """Parameters that are trained with the same settings."""
 
     names: Collection[str]
     lr_factor: float = 1.0
@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of local training: how many epochs, and which parameters train. All others are frozen."""
+    """A phase of local training: the number of epochs and the parameters that are trained. All others are frozen."""
 
     epochs: int
     groups: Sequence[Group]
@@ -82,18 +82,22 @@ def parameter_names(network: nn.Module) -> list[str]:
 
 
 def split_epochs(what: str, first: int | None, share: float, epochs: int) -> tuple[int, int]:
-    """Split a round's epochs into two phases: `first` epochs, or that share with at least one each, and the rest."""
+    """Split a round's epochs into two phases; return the epochs of each.
+
+    The first phase has `first` epochs, or if `first` is `None` that share of the epochs, with at least one per phase.
+    `what` is the name of the setting `first` in errors.
+    """
     if first is None and epochs == 1:
         raise ValueError(f"this method trains in two phases, but a round has one epoch: set two, or {what} = 0 or 1")
     if first is None:
         first = min(max(1, round(share * epochs)), epochs - 1) if epochs else 0
     if not 0 <= first <= epochs:
-        raise ValueError(f"{what} must lie in [0, {epochs}], a round's epochs, got {first}")
+        raise ValueError(f"{what} must lie in [0, {epochs}], the epochs of a round, got {first}")
     return first, epochs - first
 
 
 def epochs_refused(split: Callable[[int], object], training: Training | None) -> str | None:
-    """Return why a method that splits a round's epochs cannot train with these settings, or `None`."""
+    """Return the reason why a round's epochs cannot be split, or `None`."""
     try:
         split(training.epochs if training else 2)
     except ValueError as error:
@@ -103,37 +107,37 @@ def epochs_refused(split: Callable[[int], object], training: Training | None) ->
 
 @dataclass(frozen=True)
 class ObservedRound:
-    """A round as the server saw it: what `Diagnostics.observe` may look at."""
+    """A finished round on the server: the input of `Diagnostics.observe`."""
 
     round: int
     """Counted from 1."""
     before: Tensors
     """The server's tensors when the round began."""
     after: Tensors
-    """The server's tensors now."""
+    """The server's tensors after the round."""
     view: Tensors
-    """What `prepare` returned: the plans of the replies refer to it."""
+    """The result of `prepare`, which the plans of the replies refer to."""
     replies: Sequence[Reply]
     networks: Networks
     first: Callable[[], Tensors]
     """Returns the server's tensors before the first round."""
     due: bool = False
-    """Whether this round is evaluated: larger figures belong there."""
+    """Whether this round is evaluated. Return large figures only then."""
 
 
 class Diagnostics:
-    """Figures about training beside the loss; an optional mixin of a method."""
+    """Optional mixin of a method that logs figures in addition to the loss."""
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
-        """Return numbers about this client's training, for `observe`. They leave the client, so keep them few."""
+        """Return numbers about this client's training for `observe`. They are uploaded, so keep them few."""
         return {}
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
-        """Return figures of a round, small and plain enough for JSON, for `observed` in its event."""
+        """Return figures of a round, as small JSON values; they are logged as `observed` of the round's event."""
         return {}
 
     def passes(self, capacity: float) -> dict[float, float]:
-        """Return how often a training example goes forward, by the capacity of the network it goes through."""
+        """Return the number of forward passes per training example, by the capacity of the network."""
         return {capacity: 1.0}
 
 
@@ -146,17 +150,17 @@ RENAMED = {
     "decays": "phases",
     "pace": "phases",
 }
-"""Hooks of earlier versions, and where their work is done now."""
+"""Hooks of earlier versions, and the hooks that replace them."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """FedAvg (McMahan et al. 2017, Alg. 1): everything is shared, and averaged by the number of examples."""
+    """FedAvg (McMahan et al. 2017, Alg. 1): all tensors are shared and averaged, weighted by examples."""
 
     name: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        """Refuse a hook that nothing would call."""
+        """Raise TypeError if the class defines a hook that would never be called."""
         for hook in cls.__dict__.keys() & RENAMED.keys():
             raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED[hook]}")
         if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
@@ -164,25 +168,25 @@ class Method:
 
     @property
     def traits(self) -> Traits:
-        """What others need to know about this method."""
+        """The properties of this method that server, engines and tools need to know."""
         return Traits()
 
     # Form.
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Return this method fitted to a task and the run's capacity levels; called once, before anything is built.
+        """Return this method adapted to a task and the run's capacity levels; called once, before networks are built.
 
-        Raises ValueError if the method makes no sense for the task.
+        Raise ValueError if the method cannot be used for the task.
         """
         return self
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
-        """Return why this method cannot be combined with these, or `None`."""
+        """Return the reason why this method cannot be combined with these, or `None`."""
         stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
         if stateful and self.traits.space == "turning":
-            return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} turns every round"
+            return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} changes each round"
         if self.traits.space == "personal" and optimizer.keeps_state:
-            return f"{optimizer.name} holds clients to one shared model, but {self.name} gives every client its own"
+            return f"{optimizer.name} keeps clients near one shared model, but {self.name} gives each client its own"
         return optimizer.refuses(codec)
 
     # Network: server and clients build the same.
@@ -190,7 +194,7 @@ class Method:
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the network that a client of this capacity trains; `build(width)` makes the task's model.
 
-        Raises ValueError if the method finds nothing to do in the model.
+        Raise ValueError if the method finds nothing to change in the model.
         """
         return build(1.0)
 
@@ -206,31 +210,33 @@ class Method:
         return {name: tensors[name].clone() for name in shared_names(self, networks(1.0))}
 
     def weight_names(self, networks: Networks, server: Tensors) -> set[str]:
-        """Return which of the server's tensors are trained weights; the others are buffers, which are only averaged."""
+        """Return the names of the server's tensors that are trained weights; the others are buffers."""
         return {name for name, p in networks(1.0).named_parameters() if p.requires_grad and name in server}
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
         """Return the view of the server's tensors that this round's plans refer to; called once per round.
 
-        `networks` are those of the capacities that take part. `training` is false where models are to be used.
+        `networks` has the networks of the participating capacities. `training` is false if the models are not trained
+        but used.
         """
         return server
 
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
-        """Return for every tensor of the client where it lives in the view.
+        """Return the position of each of the client's tensors in the view.
 
-        `rng` is for methods that choose at random what a client trains; it is `None` where a model is to be used.
+        `rng` is for methods that choose at random what a client trains. It is `None` if the model is not trained but
+        used.
         """
         return whole_plan(shared_names(self, network))
 
     def download(self, view: Tensors, who: Participant, plan: Plan, held: HeldTensors, network: nn.Module) -> Tensors:
-        """Return what the client gets; `held` is what `remember` stored for each client."""
+        """Return the client's download; `held` has what `remember` stored for each client."""
         return pull(view, plan)
 
     # Client.
 
     def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
-        """Fill the network from the download and from what the client kept, for training or for use."""
+        """Fill the network with the download and the tensors that the client kept, for training or for use."""
         fill(network, {**down, **kept})
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
@@ -243,36 +249,36 @@ class Method:
         return ctx.task.loss(network(x), y)
 
     def keep(self, network: nn.Module) -> Tensors:
-        """Return what stays on the client until its next round."""
+        """Return the tensors that the client keeps until its next round."""
         private = self.private_names(network)
         return {name: tensor for name, tensor in tensors_of(network).items() if name in private} if private else {}
 
     # Client to server.
 
     def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """Return how much each reply counts in the mean; only the proportions matter."""
+        """Return the weight of each reply in the mean; only their proportions matter."""
         return [float(reply.samples) if self.traits.weighting == "samples" else 1.0 for reply in replies]
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
-        """Return the mean in the server's space, and how many clients held each element."""
+        """Return the mean in the server's space, and the number of clients that held each element."""
         return holders_mean(view, replies, self.weights(replies))
 
     def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
-        """Return what the server keeps per client, in its store on disk."""
+        """Return the tensors that the server stores per client."""
         return {}
 
     # Result.
 
     def served(self, levels: Sequence[float]) -> list[float]:
-        """Return the capacities at which the server's model is used, and so measured."""
+        """Return the capacities at which the server's model is used and measured."""
         return list(levels) if self.traits.adapts else [1.0]
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
-        """Return a plain module of ordinary layers, made of the server's tensors and of what a client keeps.
+        """Return a plain module of ordinary layers, built from the server's tensors and a client's private ones.
 
-        `network` is the one for this capacity and is overwritten.
+        `network` is the network for this capacity; it is overwritten.
         """
         view = self.prepare(server, {capacity: network}, training=False)
         plan = self.plan(view, Participant(-1, capacity, 0), network, None)
@@ -282,18 +288,18 @@ class Method:
 
 @runtime_checkable
 class Staged(Protocol):
-    """A method that changes its form between rounds; optional."""
+    """Optional interface of a method that has different forms in different rounds."""
 
     def at(self, round: int) -> Method:
-        """Return the form of a round, counted from 0."""
+        """Return the form of the method in a round, counted from 0."""
         ...
 
     def convert(self, server: Tensors, before: nn.Module) -> Tensors:
-        """Return the server's tensors in this form, given them and the full network of the form before."""
+        """Convert the server's tensors to this form; `before` is the full network of the previous form."""
         ...
 
 
-# What follows from a method's hooks.
+# Functions of a method's hooks.
 
 
 def shared_names(method: Method, network: nn.Module) -> list[str]:
@@ -303,15 +309,15 @@ def shared_names(method: Method, network: nn.Module) -> list[str]:
 
 
 def has_global_model(method: Method, network: nn.Module) -> bool:
-    """Return whether the server's tensors make a model without what a client keeps."""
+    """Return whether the server's tensors are a complete model without a client's private tensors."""
     return method.traits.complete or (method.traits.space != "personal" and not method.private_names(network))
 
 
 def form_of(method: Method, round: int) -> Method:
-    """Return the form that a method has in a round, counted from 0."""
+    """Return the form of a method in a round, counted from 0."""
     return method.at(round) if isinstance(method, Staged) else method
 
 
 def forward_passes(method: Method, capacity: float) -> dict[float, float]:
-    """Return how often a training example goes forward, by the capacity of the network it goes through."""
+    """Return a method's number of forward passes per training example, by the capacity of the network."""
     return method.passes(capacity) if isinstance(method, Diagnostics) else {capacity: 1.0}

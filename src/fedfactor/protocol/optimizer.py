@@ -1,7 +1,7 @@
 """The hooks of an optimizer, with plain averaging as their default.
 
-An optimizer says how a client steps and how the server steps. Client hooks see the client's tensors, server hooks the
-server's; what travels between them is by name, through the same plan as the model itself.
+An optimizer defines the steps of the clients and of the server. Client hooks get the client's tensors, server hooks the
+server's. Extra tensors that are sent between them have the names of the model's tensors and use the model's plan.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.plan import Held, Reply, Tensors
 
 State = dict[str, Tensors]
-"""What an optimizer keeps on the server: named sets of tensors in the server's space."""
+"""The state of an optimizer on the server: named sets of tensors in the server's space."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the server knows when it steps; the tensors are its trained weights, without buffers."""
+    """The input of the server's step. Its tensors are the trained weights, without buffers."""
 
     server: Tensors
-    """The weights as they are."""
+    """The weights before the step."""
     mean: Tensors
-    """The weights as the clients' mean has them."""
+    """The mean of the clients' weights."""
     held: Held
-    """How many clients held each element."""
+    """The number of clients that held each element."""
     state: State
-    """What the optimizer keeps on the server."""
+    """The optimizer's state on the server."""
     replies: Sequence[Reply]
     population: int
-    """All clients there are, not only this round's."""
+    """The number of all clients, not only of this round's."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Clients descend, the server takes their mean."""
+    """Plain averaging: clients take SGD steps, and the server takes the mean of their models."""
 
     name: ClassVar[str] = ""
     keeps_state: ClassVar[bool] = False
     """Whether clients keep tensors between rounds."""
     anchors: ClassVar[bool] = False
-    """Whether clients are held near the model they received."""
+    """Whether clients are kept near the model they downloaded."""
     uniform: ClassVar[bool] = False
-    """Whether every client counts the same, whatever its number of examples."""
+    """Whether all clients have equal weight in the mean, whatever their number of examples."""
 
     def start(self, weights: Tensors) -> State:
         """Return the server's state before the first round; `weights` are the tensors that are trained."""
         return {}
 
     def broadcast(self, state: State) -> Tensors:
-        """Return what goes down beside the model, in the server's space."""
+        """Return the tensors that are sent to clients with the model, in the server's space."""
         return {}
 
     def expected(self, down: Tensors) -> Tensors:
-        """Return tensors like those that must come up beside the model, given what went down."""
+        """Return tensors like those that must be uploaded with the model, given those that were downloaded with it."""
         return {}
 
     def correct(self, parameters: Mapping[str, nn.Parameter], ctx: Context) -> None:
-        """Change the gradients of a step in place."""
+        """Change the gradients of a client's step in place."""
 
     def finish(self, shared: Tensors, ctx: Context) -> tuple[Tensors, Tensors]:
-        """Return what goes up beside the model, and what the client keeps.
+        """Return the tensors that are uploaded with the model, and those that the client keeps.
 
-        `shared` is the upload as the server will decode it, so that both sides measure the same change.
+        `shared` is the upload as the server will decode it, so that both sides see the same change.
         """
         return {}, {}
 
     def refuses(self, codec: Codec) -> str | None:
-        """Return why this optimizer cannot go with a codec, or `None`."""
+        """Return the reason why this optimizer cannot be combined with a codec, or `None`."""
         return None
 
     def step(self, step: Step) -> tuple[Tensors, State]:

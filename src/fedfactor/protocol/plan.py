@@ -1,8 +1,8 @@
 """The map between the server's tensors and one client's, used in both directions.
 
-A plan says for every tensor of a client where it lives on the server: in which tensor, and at which index along each
-axis. `pull` reads a download through it; `holders_mean` averages what came back, element by element over whoever held
-the element.
+A plan gives the position of each of a client's tensors on the server: the server's tensor, and the index along each
+axis. `pull` reads a download with it; `holders_mean` averages uploads with it, each element over the clients that held
+it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 
 AxisIndex = int | Tensor | None
-"""Along one axis: everything (`None`), the first n (an int), or the listed positions (a 1-d integer tensor)."""
+"""Index along one axis: all (`None`), the first n (an int), or the listed positions (a 1-d integer tensor)."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a client's tensor lives on the server."""
+    """The position of a client's tensor on the server."""
 
     source: str
     index: tuple[AxisIndex, ...] = ()
-    """One entry an axis; axes beyond it are taken whole."""
+    """One entry per axis; further axes are taken whole."""
 
     @property
     def whole(self) -> bool:
-        """Whether the client holds the server's tensor entirely."""
+        """Whether the client holds the server's whole tensor."""
         return all(part is None for part in self.index)
 
     def take(self, tensor: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Piece:
         return tensor
 
     def add(self, into: Tensor, piece: Tensor | float) -> None:
-        """Add a client's piece (or a number to each of its places) to a tensor of the server's size, in place."""
+        """Add a client's piece, or a number, to its positions in a tensor of the server's size, in place."""
         listed = [axis for axis, part in enumerate(self.index) if isinstance(part, Tensor)]
         leading = Piece(self.source, tuple(None if axis in listed else part for axis, part in enumerate(self.index)))
         into = leading.take(into)
@@ -88,24 +88,24 @@ class Reply:
 
 
 Held = dict[str, Tensor | int]
-"""How many clients held each element of a server tensor; one number where it is the same for all elements."""
+"""The number of clients that held each element of a server tensor; an int if it is the same for all elements."""
 
 
 def pull(view: Tensors, plan: Plan) -> Tensors:
-    """Read a client's tensors off the server's; they are views where they can be, and nobody writes to them."""
+    """Return a client's tensors, taken from the server's. Do not write to them: they are views where possible."""
     return {name: piece.take(view[piece.source]) for name, piece in plan.items()}
 
 
 def whole_plan(names: Iterable[str]) -> Plan:
-    """Plan for a client that holds the named tensors as the server has them."""
+    """Return the plan of a client that holds the named tensors whole."""
     return {name: Piece(name) for name in names}
 
 
 def holders_mean(view: Tensors, replies: Sequence[Reply], weights: Sequence[float]) -> tuple[Tensors, Held]:
-    """Average the replies element by element over whoever held the element.
+    """Average the replies, each element over the clients that held it.
 
-    The mean is taken of the changes and added to the view, so that elements nobody held, and clients that did nothing,
-    leave the view exactly as it is.
+    The changes are averaged and added to the view, so that the view stays exactly as it is where no client held an
+    element or no client has changed it.
     """
     holders: dict[str, list[tuple[Reply, str, float]]] = {}
     for reply, weight in zip(replies, weights, strict=True):
@@ -126,7 +126,7 @@ def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[T
             torch.sub(reply.tensors[name], reply.reference[name], out=one)
             change.add_(one, alpha=weight / total)
         return _like(server, exact + change), len(holding)
-    # Along axes that all take whole, everybody's share is the same: there the sums need one place only.
+    # Along axes that all clients hold whole, the sums of weights are constant: one entry is enough.
     pieces = [reply.plan[name] for reply, name, _ in holding]
     sizes = [
         size if any(axis < len(piece.index) and piece.index[axis] is not None for piece in pieces) else 1
@@ -142,12 +142,12 @@ def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[T
 
 
 def _like(server: Tensor, mean: Tensor) -> Tensor:
-    """Give a mean the server's type; whole numbers (batch counters) are rounded."""
+    """Convert a mean to the server's dtype; integers (batch counters) are rounded."""
     return mean if server.is_floating_point() else mean.round().to(server.dtype)
 
 
 def holders_sum(like: Tensors, plans: Sequence[Plan], pieces: Sequence[Tensors]) -> Tensors:
-    """Add up clients' tensors in the server's space."""
+    """Return the sum of clients' tensors in the server's space."""
     total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
     for plan, tensors in zip(plans, pieces, strict=True):
         for name, tensor in tensors.items():
@@ -156,16 +156,16 @@ def holders_sum(like: Tensors, plans: Sequence[Plan], pieces: Sequence[Tensors])
 
 
 def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = None) -> Plan:
-    """Plan for a client whose tensors are the leading part of the server's along every axis.
+    """Return the plan of a client whose tensors are the leading part of the server's along each axis.
 
-    `blocks` names tensors whose first axis is made of several equal parts (gates, or q, k and v): the leading part of
-    each is taken.
+    `blocks` gives the number of equal parts (gates, or q, k and v) in the first axis of some tensors: the leading part
+    of each is taken.
     """
-    strange = [name for name in client if name not in view]
-    if strange:
+    unknown = [name for name in client if name not in view]
+    if unknown:
         raise ValueError(
-            f"a narrower network has {strange[0]!r}, which the full one lacks: it is no part of it; "
-            "build the model so that its width only changes sizes (ResNets here: shortcut = 'slice')"
+            f"a narrower network has {unknown[0]!r}, which the full one lacks; build the model so that its width only "
+            "changes sizes (for ResNets here: shortcut = 'slice')"
         )
     return {
         name: Piece(name, _leading(name, view[name], tensor, (blocks or {}).get(name, 1)))
@@ -175,11 +175,12 @@ def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = N
 
 def _leading(name: str, server: Tensor, client: Tensor, blocks: int) -> tuple[AxisIndex, ...]:
     if server.dim() != client.dim() or any(c > s for c, s in zip(client.shape, server.shape, strict=True)):
-        raise ValueError(f"{name}: a client's {list(client.shape)} is no part of the server's {list(server.shape)}")
+        raise ValueError(f"{name}: a client's {list(client.shape)} is not a part of the server's {list(server.shape)}")
     index: list[AxisIndex] = [None if c == s else c for c, s in zip(client.shape, server.shape, strict=True)]
     if blocks == 0 and any(part is not None for part in index):
         raise ValueError(
-            f"{name}: a bidirectional layer cannot be cut to a width; take one of full width, or two of one"
+            f"{name}: a bidirectional layer cannot be cut to a width; give it full width, or use two "
+            "unidirectional layers"
         )
     if blocks > 1 and index and index[0] is not None:
         part, whole = client.shape[0] // blocks, server.shape[0] // blocks

@@ -1,4 +1,4 @@
-"""What server and clients of a run agree on."""
+"""The setup of a run that server and clients share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedfactor.task import Task
 
 @dataclass
 class Setup:
-    """What server and clients of a run agree on; networks are built once a capacity and refilled."""
+    """The task, method, optimizer, codec and training settings of a run; networks are built once per capacity."""
 
     task: Task
     method: Method
@@ -35,11 +35,11 @@ class Setup:
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
 
     def bind(self, levels: Sequence[float]) -> None:
-        """Fit the method to the task and the run's capacity levels; before anything is built."""
+        """Adapt the method to the task and the run's capacity levels; call this before networks are built."""
         self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:
-        """Return the setup as it is in a round: another one where the method has another form then."""
+        """Return the setup of a round: another one if the method has another form in that round."""
         method = form_of(self.method, round)
         if method == self.method:
             return self
@@ -50,9 +50,9 @@ class Setup:
         return found
 
     def network(self, capacity: float) -> nn.Module:
-        """Return the network of a capacity: one object, refilled by whoever uses it.
+        """Return the network of a capacity. It is one object, which each user fills with its own tensors.
 
-        The seed of its first values has no client in it, so private parts start equal everywhere.
+        The seed of its initial values does not depend on the client, so private parts start equal on all clients.
         """
         if capacity not in self._networks:
             with seeded(derive(self.training.seed, "init")):
@@ -66,22 +66,22 @@ class Setup:
 
     @property
     def has_global_model(self) -> bool:
-        """Whether the server's tensors make a model without what a client keeps."""
+        """Whether the server's tensors are a complete model without a client's private tensors."""
         return has_global_model(self.method, self.network(1.0))
 
     def trained(self, capacity: float) -> frozenset[str]:
-        """Return the names of the parameters that the model's author did not freeze: what codecs may change."""
+        """Return the names of the parameters that are trained, which codecs may change; frozen ones are left out."""
         self.network(capacity)
         return self._trained[capacity]
 
     def kept(self, capacity: float) -> Tensors:
-        """Return what a client that never took part holds: private tensors as they start."""
+        """Return the initial private tensors, which clients have before they first take part."""
         self.network(capacity)
         return self._kept[capacity]
 
 
 def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]:
-    """Read what a client kept, by section; what it kept of another form of the method is of no use any more."""
+    """Return a client's state by section; empty if it was kept with another form of the method."""
     if not state:
         return {}
     message = decode(at_hand(state))

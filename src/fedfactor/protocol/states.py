@@ -1,10 +1,9 @@
 """Private states that stay on the client's own device, and the receipts that the server keeps of them.
 
-Where clients are machines of their own, the server never sees what they keep. A device writes its new state to its
-own disk and then answers; with the answer goes the state's SHA-256. The server commits this receipt together with the
-round, and every later job names the state it builds on by it. So a round that was never committed leaves nothing
-behind: whoever is asked again starts from the state before, however often the server, the client or the network were
-killed.
+If clients run on their own machines, the server never sees their states. A device writes its new state to its own disk,
+then replies; the reply contains the SHA-256 of the state. The server commits this receipt together with the round, and
+each later job names the state to start from by its receipt. A round that was never committed has therefore no effect:
+when a client is asked again, it starts from the previous state, however often server, client or network failed.
 """
 
 from __future__ import annotations
@@ -18,51 +17,51 @@ from fedfactor.protocol.message import Bytes, Message, decode, encode
 from fedfactor.protocol.plan import Tensors
 
 RECEIPT = b"receipt:"
-"""How a receipt begins. A state cannot: its first eight bytes are the length of its header."""
+"""The first bytes of a receipt. A state cannot begin like this: its first eight bytes are its header's length."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Elsewhere(LookupError):
-    """A state that is asked for here is on its client's device."""
+    """The requested state is on the client's device."""
 
 
 def receipt(sha256: str) -> bytes:
-    """Write what the server keeps in place of a state."""
+    """Return the receipt that the server keeps instead of a state. Raise ValueError if it is not a SHA-256."""
     if not SHA256.fullmatch(sha256):
         raise ValueError(f"a SHA-256 has 64 hexadecimal digits, got {sha256[:80]!r}")
     return RECEIPT + sha256.encode()
 
 
 def receipt_sha256(state: Bytes) -> str | None:
-    """Read a receipt; `None` for a state itself."""
+    """Return the SHA-256 in a receipt, or `None` if it is a state."""
     return bytes(state[len(RECEIPT) :]).decode() if bytes(state[: len(RECEIPT)]) == RECEIPT else None
 
 
 def state_sha256(state: Bytes) -> str:
-    """Hash a state; a receipt has the hash of what it stands for."""
+    """Return the SHA-256 of a state, given the state or its receipt."""
     return receipt_sha256(state) or hashlib.sha256(state).hexdigest()
 
 
 def at_hand(state: Bytes) -> Bytes:
-    """Return a state, or say that only its receipt is here."""
+    """Return a state. Raise Elsewhere if only its receipt is here."""
     sha256 = receipt_sha256(state)
     if sha256 is not None:
         raise Elsewhere(
-            f"the private state is on the client's own device; here is only its SHA-256, {sha256[:12]}...: ask there, "
-            "or carry the run on with the engine it was started with"
+            f"the private state is on the client's own device; only its SHA-256 is here, {sha256[:12]}...: read it "
+            "there, or resume the run with the engine that started it"
         )
     return state
 
 
 class States(Protocol):
-    """The part of a store that is read."""
+    """The read-only part of a store."""
 
     def read(self, section: str, client: int) -> bytes | None:
         """Return the state of a client, or `None`."""
         ...
 
     def holds(self, section: str, client: int) -> bool:
-        """Tell whether a client has a state."""
+        """Return whether a client has a state."""
         ...
 
     def clients(self, section: str) -> list[int]:
@@ -74,9 +73,9 @@ Computed = TypeVar("Computed")
 
 
 class HeldTensors(Mapping[int, Tensors]):
-    """Read-only view of one section of a store as tensors by client, read from disk when first asked for.
+    """Read-only view of one section of a store, as tensors by client; a client's are read on first access.
 
-    Lives for one round, so that a method that compares all clients with each other reads each only once.
+    It lives for one round, so that a method that compares all clients with each other reads each only once.
     """
 
     def __init__(self, store: States, section: str) -> None:
@@ -85,7 +84,7 @@ class HeldTensors(Mapping[int, Tensors]):
         self._computed: dict[object, Any] = {}
 
     def once(self, compute: Callable[[Mapping[int, Tensors]], Computed]) -> Computed:
-        """Compute something of all clients when it is first asked for."""
+        """Return `compute` of all clients; it is computed once."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         found: Computed = self._computed[compute]
@@ -110,5 +109,5 @@ class HeldTensors(Mapping[int, Tensors]):
 
 
 def pack(tensors: Tensors) -> Bytes:
-    """Write tensors as the bytes a store keeps."""
+    """Encode tensors as bytes for a store."""
     return encode(Message("state", {}, tensors))

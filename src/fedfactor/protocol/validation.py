@@ -1,4 +1,4 @@
-"""Validation of replies: nothing of a reply is used before it has passed."""
+"""Validation of replies: no part of a reply is used before it is validated."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedfactor.protocol.setup import Setup
 
 
 def check_report(kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
-    """Check the plain fields of an answer: the right kind, client, round and capacity, and numbers that can be."""
+    """Return the fields of a reply. Raise BadMessage if kind, client, round or capacity is wrong, or a number."""
     fields = message.fields
     wanted = {"client": who.client, "round": round, "capacity": who.capacity}
     same = all(type(fields.get(key)) is type(value) and fields[key] == value for key, value in wanted.items())
     if message.kind != kind or not same:
         got = {key: fields.get(key) for key in wanted}
-        raise BadMessage(f"a {message.kind} reply for {got}, expected a {kind} one for {wanted}")
+        raise BadMessage(f"got a reply of kind {message.kind} for {got}, expected one of kind {kind} for {wanted}")
     if kind != "evaluated":
         samples = fields.get("samples")
         if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
-            raise BadMessage(f"samples must be a whole number in [1, {MOST_SAMPLES}], got {samples!r}")
+            raise BadMessage(f"samples must be an integer in [1, {MOST_SAMPLES}], got {samples!r}")
     if kind == "trained" and not _is_number(fields.get("loss")):
-        raise BadMessage(f"the training loss is {fields.get('loss')!r}")
+        raise BadMessage(f"the training loss must be a finite number, got {fields.get('loss')!r}")
     for key in ("before", "after", "scores"):
         if fields.get(key) is not None:
             _check_scores(fields[key])
@@ -44,13 +44,13 @@ def _check_scores(scores: object) -> None:
         or not {"accuracy", "loss"} <= set(scores)
         or not all(map(_is_number, scores.values()))
     ):
-        raise BadMessage("scores must be numbers, accuracy and loss among them")
+        raise BadMessage("scores must be finite numbers and include accuracy and loss")
     if not 0 <= scores["accuracy"] <= 1:
-        raise BadMessage(f"an accuracy of {scores['accuracy']!r} cannot be")
+        raise BadMessage(f"an accuracy must lie in [0, 1], got {scores['accuracy']!r}")
 
 
 def check_figures(figures: object, names: Sequence[str]) -> dict[str, float]:
-    """Check the numbers that a method has its clients report: these names, and finite."""
+    """Return the figures that a method's clients report. Raise BadMessage if names differ or numbers are not finite."""
     if not isinstance(figures, dict) or figures.keys() != set(names) or not all(map(_is_number, figures.values())):
         wanted = ", ".join(names) or "no figures"
         raise BadMessage(f"the reply must report finite numbers named {wanted}")
@@ -65,7 +65,7 @@ MOST_SAMPLES = 1 << 31
 
 
 def check_statistics(message: Message, network: nn.Module) -> None:
-    """Check that the tensors of a calibration fit the network's batch norms."""
+    """Raise BadMessage if the tensors of a calibration do not fit the network's batch norms."""
     dtype = next(network.parameters()).dtype
     norms = batch_norms(network).items()
     wanted = {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
@@ -74,30 +74,30 @@ def check_statistics(message: Message, network: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class SentJob:
-    """A job that a client was sent: what its reply is validated against."""
+    """A job that was sent to a client; its reply is validated against it."""
 
     who: Participant
     plan: Plan
     reference: Tensors
     """The download as the client decodes it."""
     extras: Tensors
-    """What the optimizer sent along."""
+    """Tensors that the optimizer sent with the model."""
     length: int
-    """Bytes of the message."""
+    """Length of the message in bytes."""
 
 
 def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:
-    """Validate an upload and decode it; return it with the plain fields of its message."""
+    """Validate and decode an upload; return it with the fields of its message. Raise BadMessage if it is invalid."""
     who, trained = sent.who, setup.trained(sent.who.capacity)
     report = check_report("trained", message, who, round)
     found = sections(message.tensors)
     model, extras = found.pop("model", {}), found.pop("extra", {})
     if found:
-        raise BadMessage("tensors belong to neither the model nor the optimizer")
+        raise BadMessage("the upload has tensors that belong to neither the model nor the optimizer")
     expect(model, expected_up(setup.codec, trained, sent.reference), "upload")
     expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
     tensors = decode_up(setup.codec, trained, model, sent.reference)
-    # What a codec makes small may be large once decoded; tensors that no codec touched have been checked already.
+    # Coded tensors may decode to very large numbers, so check them again; uncoded tensors are checked already.
     known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
     coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
     expect(coded, wanted, "decoded upload")

@@ -1,4 +1,4 @@
-"""Run directories: who may use one, and whether it holds the same run."""
+"""Run directories: locks, and checks that a directory is free or holds the same run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedfactor.runs.recipe import Recipe, read, resolve
 
 
 class RunError(RuntimeError):
-    """A run directory that cannot be used as asked."""
+    """A run directory cannot be used as requested."""
 
 
 def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
-    """Return the summary of a run of this recipe that is done; `None` if there is something left to run."""
+    """Return the summary of this recipe's run, or `None` if it is not finished."""
     directory = Path(directory)
     check_claim(recipe, directory, resume=True)
     path = directory / "summary.json"
@@ -31,7 +31,7 @@ def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def locked(directory: Path, name: str = "lock") -> Iterator[None]:
-    """Make a directory and keep other processes from running in it."""
+    """Create a directory and lock it against other processes. Raise RunError if it is in use or cannot be created."""
     lock = filelock.FileLock(directory / name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,16 +47,16 @@ def locked(directory: Path, name: str = "lock") -> Iterator[None]:
 
 
 def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
-    """Check that a directory is free, or that what is there is being carried on unchanged."""
+    """Raise RunError unless the directory is free, or holds a run of the same recipe and `resume` is true."""
     path = directory / "recipe.toml"
     if not (directory / "checkpoint" / "current").exists():
-        return  # nothing was ever committed
+        return  # nothing is committed
     if not path.exists():
         raise RunError(f"{directory} holds a run that has no recipe.toml; give another directory")
     if not resume:
-        raise RunError(f"{directory} holds a run already; carry on with --resume, or give another directory")
-    there = resolve(read(path), str(path)).tables
-    changes = list(_differences(there, recipe.tables))
+        raise RunError(f"{directory} holds a run already; continue it with --resume, or give another directory")
+    old = resolve(read(path), str(path)).tables
+    changes = list(_differences(old, recipe.tables))
     if changes:
         raise RunError(f"{directory} was started with another recipe: {'; '.join(changes[:5])}")
 
@@ -71,19 +71,19 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file at once, so that nobody ever reads half of it."""
+    """Replace a file atomically, so that no reader sees half of it."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_text(text)
     unfinished.replace(path)
 
 
 ENROLLED = "flower.json"
-"""Where a run on Flower notes who its clients are."""
+"""The file in which a run on Flower records its clients."""
 
 
 def reported(capacities: Capacities, directory: Path) -> Capacities:
-    """Return capacities with those that the clients of a run said themselves, where it had such clients."""
+    """Return capacities with those that the run's clients reported, if they reported any."""
     path = directory / ENROLLED
-    said = json.loads(path.read_text())["start"].get("capacities", {}) if path.exists() else {}
-    given = {int(client): float(capacity) for client, capacity in said.items()}
+    recorded = json.loads(path.read_text())["start"].get("capacities", {}) if path.exists() else {}
+    given = {int(client): float(capacity) for client, capacity in recorded.items()}
     return Reported(capacities.shares, capacities.dynamic, given) if given else capacities

@@ -1,14 +1,14 @@
-"""A run directory: what a recipe left behind, and how it carries on.
+"""Running a recipe in a run directory, and resuming it.
 
 ```
-recipe.toml     resolved: every default written out
-task.json       what can be known without the data: classes, clients, who has what, the shape of an input
-metrics.jsonl   one event a line, only appended to
+recipe.toml     the recipe with all defaults written out
+task.json       facts about the task, to use the run without its data: classes, clients, shape of an input
+metrics.jsonl   one event per line, append-only
 checkpoint/     the last committed round: the server's tensors and the clients' states
-kept/           rounds that the recipe asked to keep, with private states
-trace.json      where the time went, if `--profile` was given
-flower.json     on Flower: what the run is called on the nodes' disks, and who its clients are
-summary.json    final and best accuracy, bytes, seconds, hashes, versions; written when the run is done
+kept/           the rounds listed in `run.keep_rounds`, with private states
+trace.json      where the time was spent, if `--profile` was given
+flower.json     on Flower: the run's name on the nodes' disks, and its clients
+summary.json    final and best accuracy, bytes, seconds, hashes, versions; written when the run is finished
 ```
 """
 
@@ -34,7 +34,7 @@ from fedfactor.server.store import DiskStore, Journal
 from fedfactor.task import Task
 
 Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]
-"""Finds a recipe's task; what is only known now, of the clients' capacities say, goes into the recipe it returns."""
+"""Builds a recipe's task. The recipe it returns may have settings that are known only now, such as capacities."""
 
 
 def run(
@@ -47,9 +47,9 @@ def run(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     begin: Begin | None = None,
 ) -> Result:
-    """Run a recipe in a directory (or in memory), or carry on with what is there.
+    """Run a recipe in a directory (in memory if it is `None`), or resume the run in the directory.
 
-    `begin` takes the place of loading the recipe's data, once the directory is ours.
+    `begin` replaces loading the recipe's data; it is called once the directory is locked.
     """
     check_device_here(recipe.training.device)
     begin = begin or (lambda recipe: (recipe, *task_of(recipe, data_dir)))
@@ -71,7 +71,7 @@ def run(
             Journal(directory / "metrics.jsonl"),
             on_event,
         )
-        # Only now: a start that fails leaves the directory to the next one.
+        # Written only now, so that a failed start leaves the directory free.
         _write(directory / "task.json", json.dumps(facts))
         _write(directory / "recipe.toml", recipe.to_toml())
         result = Result(federation, federation.run())
@@ -80,7 +80,7 @@ def run(
 
 
 def summary_of(result: Result) -> dict[str, Any]:
-    """Return what `summary.json` holds."""
+    """Return the contents of `summary.json`."""
     found = result.summary
     measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
     scores: dict[str, Any] = found.get(measured, {})

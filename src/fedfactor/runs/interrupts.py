@@ -1,4 +1,4 @@
-"""Ctrl-C: the round that is going on is finished and committed, and the person is told how to carry on."""
+"""Ctrl-C: the current round is finished and committed, and the user is told how to resume."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 
 class Stop:
-    """While it is entered, Ctrl-C stops a run that it listens to at its next commit, and a second one stops it at once.
+    """Context manager in which Ctrl-C stops a run at its next commit, and a second Ctrl-C stops it immediately.
 
-    Either way `KeyboardInterrupt` is raised, and everything up to `round` is committed. `tell` is called within the
-    signal's handler, where it is not safe to print.
+    Both raise `KeyboardInterrupt`; everything up to `round` is committed. `tell` is called in the signal handler, where
+    printing is not safe. `listen` must get the events of the run.
     """
 
     def __init__(self, tell: Callable[[str], None] = lambda words: None) -> None:
         self._tell = tell
         self.asked = False
         self.round = 0
-        """The last committed round of the run that is going on."""
+        """The last committed round of the current run."""
 
     def __enter__(self) -> Stop:
         self._before = signal.signal(signal.SIGINT, self._interrupted)
@@ -33,7 +33,7 @@ class Stop:
         signal.signal(signal.SIGINT, self._before)
 
     def listen(self, event: dict[str, Any]) -> None:
-        """Stop if this was a commit."""
+        """Raise KeyboardInterrupt if this event is a commit and Ctrl-C was pressed."""
         if event["event"] in ("start", "resumed", "committed"):
             self.round = event.get("round", 0)
         if self.asked and event["event"] == "committed":
@@ -43,11 +43,11 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._tell("stopping when this round is done and committed; Ctrl-C again stops at once, without it")
+        self._tell("stopping when this round is committed; press Ctrl-C again to stop immediately and lose this round")
 
 
 def each(*listeners: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """Return a listener that tells all of these, in order."""
+    """Return a listener that passes each event to all of these, in order."""
 
     def listen(event: dict[str, Any]) -> None:
         for listener in listeners:
@@ -57,7 +57,7 @@ def each(*listeners: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, An
 
 
 def resume_command(arguments: Sequence[str]) -> str:
-    """Return the command that carries on what a command (its `sys.argv`) has begun, fit to be pasted."""
+    """Return the shell command that resumes the run of a command, given its `sys.argv`."""
     program, *words = arguments
     found = shutil.which("fedfactor")
     if Path(program).name != "fedfactor" or (found and Path(found).samefile(program)):

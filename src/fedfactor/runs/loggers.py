@@ -1,4 +1,4 @@
-"""Events of a run for other people's viewers: TensorBoard and MLflow, each written by its own library."""
+"""Loggers that write the events of a run to TensorBoard or MLflow, with their own libraries."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Event = dict[str, Any]
 
 
 class Logger(Protocol):
-    """Takes the numbers of rounds and puts them somewhere."""
+    """Writes the numbers of rounds to another tool."""
 
     def has_begun(self) -> bool:
-        """Tell whether an earlier process has written rounds of this run already."""
+        """Return whether an earlier process has already written rounds of this run."""
         ...
 
     def carry_on(self, round: int) -> None:
-        """Make ready for the rounds after this one."""
+        """Prepare to write the rounds after this one."""
         ...
 
     def write(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a round."""
+        """Write the numbers of a round."""
         ...
 
     def close(self, finished: bool) -> None:
-        """Write out what is held back; `finished` if the run came to its end."""
+        """Write buffered numbers and close; `finished` says whether the run is complete."""
         ...
 
 
 @register("loggers", "tensorboard")
 class TensorBoard:
-    """Scalars for TensorBoard, in `tensorboard` of the run directory."""
+    """Scalars for TensorBoard, in the folder `tensorboard` of the run directory."""
 
     def __init__(self, directory: Path, name: str, recipe: Mapping[str, Any]) -> None:
         self._writers = _module("torch.utils.tensorboard", "tensorboard", "tensorboard")
@@ -46,18 +46,18 @@ class TensorBoard:
         self._writer: Any = None
 
     def has_begun(self) -> bool:
-        """Tell whether there is a file already."""
+        """Return whether there is already an event file."""
         return any(self._folder.glob("events.out.tfevents.*"))
 
     def carry_on(self, round: int) -> None:
-        """Open a new file; of rounds after this one, earlier files no longer count."""
+        """Open a new file; TensorBoard then ignores later rounds in earlier files."""
         self._writer = self._writers.SummaryWriter(str(self._folder), purge_step=round + 1 if round else None)
         if round == 0:
             text = json.dumps(self._recipe, indent=1, default=str)
             self._writer.add_text("recipe", f"```\n{text}\n```")
 
     def write(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Add a scalar a number; names that begin alike share a group."""
+        """Add one scalar per number; names with the same first part share a group."""
         for name, value in numbers.items():
             self._writer.add_scalar(name.replace(".", "/", 1), value, round)
         self._writer.flush()
@@ -70,9 +70,9 @@ class TensorBoard:
 
 @register("loggers", "mlflow")
 class MLflow:
-    """Parameters and metrics for MLflow, wherever it is set up to track (`MLFLOW_TRACKING_URI`).
+    """Parameters and metrics for MLflow, at its configured tracking server (`MLFLOW_TRACKING_URI`).
 
-    The experiment has the recipe's name; `mlflow.json` in the run directory notes where the run is tracked.
+    The experiment has the recipe's name; `mlflow.json` in the run directory records where the run is tracked.
     """
 
     def __init__(self, directory: Path, name: str, recipe: Mapping[str, Any]) -> None:
@@ -82,11 +82,11 @@ class MLflow:
         self._run = ""
 
     def has_begun(self) -> bool:
-        """Tell whether a run was opened already."""
+        """Return whether an MLflow run exists already."""
         return self._note.exists()
 
     def carry_on(self, round: int) -> None:
-        """Open the run that was noted, or a new one."""
+        """Reopen the recorded MLflow run, or create one."""
         if self.has_begun():
             noted = json.loads(self._note.read_text())
             self._client, self._run = self._mlflow.MlflowClient(noted["tracking_uri"]), noted["run_id"]
@@ -103,25 +103,25 @@ class MLflow:
         self._note.write_text(json.dumps({"tracking_uri": uri, "run_id": self._run}))
 
     def write(self, round: int, numbers: Mapping[str, float]) -> None:
-        """Log a metric a number."""
+        """Log one metric per number."""
         for name, value in numbers.items():
             self._client.log_metric(self._run, name, value, step=round)
 
     def close(self, finished: bool) -> None:
-        """Mark the run as over, or as one that can be carried on."""
+        """Mark the MLflow run as finished, or as killed if it can be resumed."""
         if self._client is not None:
             self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
 LONGEST_PARAMETER = 500
-"""Characters of a parameter that every MLflow server takes."""
+"""Number of characters per parameter that all MLflow servers accept."""
 
 
 @contextmanager
 def logging(
     names: Sequence[str], directory: Path, name: str, recipe: Mapping[str, Any]
 ) -> Iterator[Callable[[Event], None]]:
-    """Give a listener that passes a run's events on to the loggers of these names, and closes them in the end."""
+    """Yield a listener that passes a run's events to the named loggers; close them at the end."""
     loggers: list[Logger] = [get("loggers", one).target(directory, name, recipe) for one in names]
 
     def listen(event: Event) -> None:
@@ -138,7 +138,7 @@ def logging(
 
 
 def check(names: Sequence[str]) -> None:
-    """Raise a sentence if there is no such logger, or its library is not installed."""
+    """Raise ValueError if there is no such logger, or its library is not installed."""
     for name in names:
         get("loggers", name).target(Path(), "", {})
 
@@ -149,7 +149,7 @@ def _tell(logger: Logger, event: Event) -> None:
     elif event["event"] == "resumed":
         fresh = not logger.has_begun()
         logger.carry_on(0 if fresh else event["round"])
-        for past in event["past"] if fresh else ():  # the logger was asked for only now
+        for past in event["past"] if fresh else ():  # this logger was not used when the run started
             _tell_round(logger, past)
     _tell_round(logger, event)
 
@@ -160,7 +160,7 @@ def _tell_round(logger: Logger, event: Event) -> None:
 
 
 def numbers_of(event: Event) -> dict[str, float]:
-    """Return the numbers of a round by dotted names; lists, and who took part, stay in `metrics.jsonl`."""
+    """Return the numbers of a round by dotted names, without its lists, which are only in `metrics.jsonl`."""
     found = flat({key: value for key, value in event.items() if key not in ("event", "round")})
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, (int, float))}
     numbers["failures"] = float(len(event["failures"]))

@@ -1,4 +1,4 @@
-"""Open a run directory for reading."""
+"""Opening a run directory for reading."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from fedfactor.server.store import DiskStore
 from fedfactor.task import Task
 
 READS = 5
-"""Tries to read from a directory that a running run is changing."""
+"""Attempts to read from a directory that a running process is changing."""
 
 Read = TypeVar("Read")
 
 
 def load(directory: Path | str, round: int | None = None) -> Run:
-    """Open a finished or running run: its recipe, its metrics as a table, its models; at its last commit or earlier.
+    """Open a finished or running run: its recipe, its metrics as a table and its models.
 
-    `round` is one of those that the recipe's `run.keep_rounds` kept.
+    The last committed round is opened, or `round`, which must be listed in the recipe's `run.keep_rounds`.
     """
     return Run(directory, round)
 
 
 class Run:
-    """A finished or running run, opened for reading: nothing but the run directory is needed."""
+    """A finished or running run, opened for reading. Only the run directory is needed, not the data."""
 
     def __init__(self, directory: Path | str, round: int | None = None) -> None:
         self.directory = Path(directory)
         if not (self.directory / "recipe.toml").exists():
-            raise RunError(f"{directory} is no run directory: it has no recipe.toml")
+            raise RunError(f"{directory} is not a run directory: it has no recipe.toml")
         self.recipe = resolve(read(self.directory / "recipe.toml"), str(self.directory / "recipe.toml"))
         if round is not None and round not in self.kept:
             there = ", ".join(map(str, self.kept)) or "none"
             raise RunError(
-                f"round {round} of {directory} was not kept; kept rounds: {there} (the recipe lists them as "
-                "run.keep_rounds; without a round the last commit is opened)"
+                f"round {round} of {directory} was not kept; kept rounds: {there}. Only rounds listed in "
+                "run.keep_rounds are kept; without a round, the last commit is opened"
             )
         self.round = round
 
     @property
     def kept(self) -> list[int]:
-        """Rounds that were kept so far."""
+        """The rounds that have been kept so far."""
         found = [path.name.removeprefix("round-") for path in (self.directory / "kept").glob("round-*")]
         return sorted(int(name) for name in found if name.isdigit())
 
     @property
     def task(self) -> dict[str, Any]:
-        """What was learnt: kind, classes, clients, the shape of an input and what is done to it."""
+        """Facts about the task: kind, classes, number of clients, shape of an input and its transform."""
         path = self.directory / "task.json"
         if not path.exists():
             raise RunError(f"{self.directory} has no task.json: the run has not started yet")
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """All events so far, of a kept round those up to it; a last line that was cut short is left out."""
+        """All events so far, or up to the opened round; an incomplete last line is ignored."""
         path = self.directory / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         events = []
@@ -88,7 +88,7 @@ class Run:
         return events if self.round is None else events[: self._last(self._store())[1]["events"]]
 
     def table(self) -> dict[str, list[Any]]:
-        """Return the rounds as columns (`global.1.accuracy`, `totals.bytes_up`, ...): what a data frame takes."""
+        """Return the rounds as columns (`global.1.accuracy`, `totals.bytes_up`, ...), ready for a data frame."""
         rows = [flat(event) for event in self.metrics if event["event"] == "round"]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """What the finished run wrote; `None` while it runs."""
+        """The contents of `summary.json`, or `None` if the run is not finished."""
         path = self.directory / "summary.json"
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -120,20 +120,20 @@ class Run:
             level = who.capacity if who else capacity or federation.capacities.levels[0]
             if self.recipe.method.traits.calibrates and level not in server.statistics:
                 raise RunError(
-                    f"norm statistics at capacity {level:g} were not gathered in round {server.round}; with the data "
-                    "at hand, result() gathers them"
+                    f"norm statistics at capacity {level:g} were not estimated in round {server.round}; estimate them "
+                    "with the data: call result(data_dir)"
                 )
             return result.model_at(level) if client is None else result.client_model(client)
 
         return self._steady(read)
 
     def task_without_data(self) -> Task:
-        """Return the task with clients that can be counted, not asked."""
+        """Return the task with the right number of clients, but without their data."""
         facts = self.task
         if "seen_shape" not in facts:
             raise RunError(
-                f"{self.directory / 'task.json'} does not say what a model sees: an earlier version wrote it; with the "
-                "data at hand, result() needs no such word"
+                f"{self.directory / 'task.json'} was written by an earlier version and lacks the shape of the model's "
+                "inputs; call result(data_dir) instead, which loads the data"
             )
         example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
         return task_with(self.recipe, FederatedData.without_examples(facts["clients"], example), facts)
@@ -143,13 +143,13 @@ class Run:
         return self._steady(lambda: Server.from_bytes(*self._last(self._store())).tensors)
 
     def clients(self) -> list[int]:
-        """Return the clients that hold a state."""
+        """Return the clients that have a state."""
         return self._steady(lambda: self._store().clients("client"))
 
     def private(self, client: int) -> dict[str, Tensors]:
-        """Return what a client holds: `kept` are its private tensors, `optimizer` and `codec` what those keep on it.
+        """Return a client's state: its private tensors (`kept`) and the states of `optimizer` and `codec`.
 
-        Empty if it holds nothing.
+        Empty if it has none.
         """
         state = self._steady(lambda: self._store().read("client", client))
         try:
@@ -160,17 +160,17 @@ class Run:
             raise RunError(f"the state of client {client} in {self.directory} is damaged: {error}") from None
 
     def result(self, data_dir: Path | str | None = None) -> Result:
-        """Load the data too and rebuild the federation, to measure again."""
+        """Load the data and rebuild the federation, for example to evaluate again."""
         return self.rebuilt(task_of(self.recipe, data_dir)[0])
 
     def rebuilt(self, task: Task, device: str = "cpu") -> Result:
-        """Rebuild the federation around a task that is loaded already."""
+        """Rebuild the federation with a task that is already loaded."""
         return self._steady(lambda: self._rebuilt(task, device))
 
     def _rebuilt(self, task: Task, device: str = "cpu") -> Result:
         store = self._store()
         data, info = self._last(store)
-        # Wherever it was trained, it is looked at here.
+        # Use this device, whatever device the run was trained on.
         recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
         capacities = reported(recipe.capacities, self.directory)
         federation = Federation(setup_of(recipe, task), recipe.rounds, Inline(), capacities, store)
@@ -191,7 +191,7 @@ class Run:
         for _ in range(READS - 1):
             try:
                 return read()
-            except FileNotFoundError:  # a running run has just replaced what we were about to read
+            except FileNotFoundError:  # a running process has just replaced the file
                 time.sleep(0.1)
         return read()
 
@@ -201,7 +201,7 @@ class Run:
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten tables within tables: `{"totals": {"macs": 1}}` becomes `{"totals.macs": 1}`."""
+    """Flatten nested tables: `{"totals": {"macs": 1}}` becomes `{"totals.macs": 1}`."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping):

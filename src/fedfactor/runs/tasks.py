@@ -1,4 +1,4 @@
-"""From a recipe to its task: data, partition and model."""
+"""Building the task of a recipe: data, partition and model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedfactor.runs.sections import Table, builder_of
 from fedfactor.task import Task
 
 Facts = dict[str, Any]
-"""What `task.json` holds."""
+"""The contents of `task.json`."""
 
 
 def setup_of(recipe: Recipe, task: Task) -> Setup:
-    """Return what server and clients of a recipe agree on."""
+    """Return the setup of a recipe, which server and clients share."""
     return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
 
 
 def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
-    """Load the data of a recipe, split it over the clients, and find its model; also what to know without the data."""
+    """Load a recipe's data, partition it and build the task; return it with facts for use without the data."""
     tables = recipe.tables
     dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
@@ -39,7 +39,7 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, F
 
 
 def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
-    """Say what must be known of a task where its data is not at hand."""
+    """Return the facts about a task that are needed to use its models without the data."""
     return {
         "kind": dataset.kind,
         "classes": dataset.classes,
@@ -54,16 +54,16 @@ def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
 
 
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
-    """Return a recipe's task on data that are there already."""
+    """Return a recipe's task with data that are already loaded."""
     return Task(model_factory(recipe.tables["model"], facts["classes"]), data, facts["kind"])
 
 
 COUNTED = 200
-"""Clients, at most, whose examples of each class are written down."""
+"""Largest number of clients whose examples per class are written to `task.json`."""
 
 
 def model_options(table: Table, classes: int) -> Table:
-    """Return what a recipe's model is called with at full width."""
+    """Return the arguments of a recipe's model at full width."""
     options = {key: value for key, value in table.items() if key != "name"}
     parameters = inspect.signature(builder_of(table["name"])).parameters
     if "classes" in parameters:
@@ -74,11 +74,11 @@ def model_options(table: Table, classes: int) -> Table:
 
 
 def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
-    """Return what builds a recipe's model; it takes `width`, a share of the recipe's, where the model has one."""
+    """Return a function that builds a recipe's model; it takes `width`, a share of the recipe's, if the model does."""
     options, builder = model_options(table, classes), builder_of(table["name"])
     if "width" in inspect.signature(builder).parameters:
-        full = options.pop("width")  # what a capacity of 1 has
-        # Full width leaves what it is given alone: a `Width` counts channels, which a product would round anew.
+        full = options.pop("width")  # the width at capacity 1
+        # At full width 1 pass `width` on unchanged: it may be a `Width`, and a product would round its channels again.
         return lambda width=1.0: _built(
             table["name"], builder, {**options, "width": width if full == 1 else full * width}
         )

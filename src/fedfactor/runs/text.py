@@ -1,4 +1,4 @@
-"""Numbers and tables as text."""
+"""Formatting of numbers and tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ SPARE: dict[str, Any] = {
     "box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 0), "title_justify": "left", "title_style": "bold",
     "caption_justify": "left",
 }  # fmt: skip
-"""Looks of a table of many columns on a screen of 80."""
+"""Style of a table with many columns on a terminal of 80 characters."""
 
 
 def plain(value: float) -> str:
-    """Write a number with three digits, or all before the point, without an exponent."""
+    """Format a number with three significant digits, or with all digits before the decimal point if there are more."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1g}"

@@ -1,4 +1,4 @@
-"""Norm statistics of deployed models, gathered from the clients (HeteroFL's static batch norm)."""
+"""Norm statistics of deployed models, estimated on the clients' data (HeteroFL's static batch norm)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fedfactor.server.state import Server
 
 
 class Calibration:
-    """The norm statistics of one server by capacity; each is gathered when it is first needed."""
+    """The norm statistics of one server state by capacity; clients are asked for them when they are first needed."""
 
     def __init__(self, dispatch: Dispatch, server: Server, clients: list[int], store: States) -> None:
         self._dispatch, self.server, self._clients, self._store = dispatch, server, clients, store
         self.statistics = dict(server.statistics)
         self.moved = 0
-        """Bytes that this took, in both directions."""
+        """Bytes sent for calibration, in both directions."""
         self.bad = 0
-        """Answers that were not valid."""
+        """Number of invalid replies."""
 
     def at(self, capacity: float) -> Tensors:
-        """Average the batch statistics that the clients find with the server's model on their own training data."""
+        """Return the mean of the batch statistics of the server's model on the clients' training data."""
         if capacity not in self.statistics:
             asked = [Participant(client, capacity, self.server.round) for client in self._clients]
             gathered = self._dispatch.gather("calibrate", "calibrated", self.server, asked, self._store)

@@ -1,4 +1,4 @@
-"""What a round costs: operations, bytes of plain FedAvg, seconds and energy of a link."""
+"""Costs of a round: operations, bytes of plain FedAvg for comparison, seconds and energy of a link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINKS_MBPS = (2, 10, 50)
 
 
 class Costs:
-    """Counts operations and bytes of a run's clients; each network is counted once."""
+    """Counts of operations and bytes of a run's clients; each network is counted once."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -31,7 +31,7 @@ class Costs:
         return sum(count * self._forward_macs(setup, level) for level, count in passes)
 
     def _forward_macs(self, setup: Setup, capacity: float) -> float:
-        """Count one pass of one example; a batch composes its weights once."""
+        """Return the operations of one forward pass per example, measured on a batch, which composes weights once."""
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
@@ -41,9 +41,11 @@ class Costs:
         return self._macs[key]
 
     def dense_bytes(self) -> int:
-        """Return what a client of plain FedAvg would move per round, down and up, in messages like a round's."""
+        """Return the bytes per round that a client of plain FedAvg would download and upload, headers included."""
         setup = self._setup
-        with seeded(derive(setup.training.seed, "init")):  # the values do not matter, but no generator may move
+        with seeded(
+            derive(setup.training.seed, "init")
+        ):  # the values do not matter, but the global generator must not change
             tensors = tensors_of(setup.task.build())
         fields = {"client": 0, "round": 0, "capacity": 1.0, "lr": setup.training.lr, "test": False}
         message = Message("train", fields, {f"model/{name}": tensor for name, tensor in tensors.items()})
@@ -51,6 +53,6 @@ class Costs:
 
 
 def link_costs(moved: int, busy: float, clients: int, joules_per_byte: float | None) -> dict[str, Any]:
-    """Return the seconds of a round on slow links, and its energy where the recipe says what a byte costs."""
+    """Return the seconds of a round on slow links, and its energy if `joules_per_byte` is given."""
     seconds = {f"{mbps}": busy + cost.link_seconds(moved / clients, mbps, transfers=1) for mbps in LINKS_MBPS}
     return {"link_seconds": seconds} | ({} if joules_per_byte is None else {"joules": joules_per_byte * moved})

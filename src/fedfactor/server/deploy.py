@@ -1,4 +1,4 @@
-"""Plain models made of the server's tensors and of what a client keeps."""
+"""Plain models, built from the server's tensors and a client's private ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def deploy_personal(
     now = setup.at(server.round)
     kept = kept_of(setup, store.read("client", who.client), server.round).get("kept") or now.kept(who.capacity)
     network, tensors = now.network(who.capacity), server.tensors
-    if now.method.traits.space == "personal":  # the server holds tensors of this client alone
+    if now.method.traits.space == "personal":  # the server has a model of its own for this client
         plan = now.method.plan(tensors, who, network, None)
         tensors = now.method.download(tensors, who, plan, HeldTensors(store, "server"), network)
     model = now.method.deploy(tensors, network, who.capacity, kept)

@@ -1,4 +1,4 @@
-"""Sends clients their jobs through the engine, and collects what comes back."""
+"""Sends jobs to clients through the engine, and collects their replies."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ class Failure:
 
 @dataclass
 class Answers:
-    """What came back from the clients of a round that were asked to train."""
+    """The replies of a round's clients to training jobs."""
 
     replies: list[Reply] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """The plain fields of each reply, in the same order."""
+    """The fields of each reply, in the same order."""
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, Bytes] = field(default_factory=dict)
-    """New states of the clients whose replies are used."""
+    """New states of the clients whose replies were accepted."""
     bytes_down: int = 0
     bytes_up: int = 0
     busy: float = 0.0
     """Seconds that the slowest client worked."""
     late: int = 0
-    """Answers to jobs of earlier rounds, which are dropped."""
+    """Number of replies to jobs of earlier rounds, which are dropped."""
 
 
 @dataclass
 class Gathered:
-    """What came back from clients that were asked to evaluate or to calibrate."""
+    """The replies of clients to evaluation or calibration jobs."""
 
     messages: dict[int, Message] = field(default_factory=dict)
-    """Valid answers by client, in ascending order."""
+    """Valid replies by client, in ascending order."""
     moved: int = 0
     """Bytes in both directions."""
     bad: int = 0
-    """Answers that were not valid."""
+    """Number of invalid replies."""
 
 
 class Dispatch:
-    """The clients of a run as the server reaches them."""
+    """The server's access to the clients of a run."""
 
     def __init__(self, setup: Setup, rounds: Rounds, capacities: Capacities, engine: Engine) -> None:
         self._setup, self._rounds, self._capacities, self._engine = setup, rounds, capacities, engine
@@ -92,7 +92,7 @@ class Dispatch:
         store: States,
         sent: dict[int, SentJob] | None = None,
     ) -> Iterator[Job]:
-        """Make each client's message when the engine is ready for it; note in `sent` what the reply must fit."""
+        """Yield each client's job when the engine asks for it; record in `sent` what its reply is validated against."""
         setup, training, round = self._setup.at(server.round), self._setup.training, server.round
         held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
@@ -124,9 +124,9 @@ class Dispatch:
         work: Callable[[Participant], float],
         on_event: Callable[[dict[str, Any]], None],
     ) -> Answers:
-        """Have the cohort train. Replies stand in the cohort's order, whatever order they came in.
+        """Train the cohort. Replies are returned in the order of the cohort, not in the order of their arrival.
 
-        `work` estimates the length of a client's job: the longest go first, so that none of them is left for the end.
+        `work` estimates the duration of a client's job. The longest jobs start first, so that none of them starts last.
         """
         sent: dict[int, SentJob] = {}
         outcomes: dict[int, tuple[Reply, dict[str, Any]] | Failure] = {}
@@ -157,7 +157,7 @@ class Dispatch:
         return answers
 
     def _accept(self, done: Done, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]] | Failure:
-        """Decode and validate one reply; whatever is wrong with it costs this client's update only."""
+        """Decode and validate one reply. An invalid reply becomes a Failure of this client; the round goes on."""
         if done.reply is None:
             return Failure(done.client, done.failure)
         try:
@@ -166,7 +166,10 @@ class Dispatch:
             return Failure(done.client, str(error))
 
     def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
-        """Have clients evaluate or calibrate the server's model as it is, and return the valid answers."""
+        """Send evaluation or calibration jobs for the server's current model, and return the valid replies.
+
+        Raise RuntimeError if there is none.
+        """
         setup = self._setup.at(server.round)
         networks = {who.capacity: setup.network(who.capacity) for who in clients}
         view = setup.method.prepare(server.tensors, networks, training=False)
@@ -193,6 +196,6 @@ class Dispatch:
                 continue
             gathered.messages[done.client] = message
         if not gathered.messages:
-            raise RuntimeError(f"no client gave a valid answer to a job of kind {kind!r}")
+            raise RuntimeError(f"no client sent a valid reply to a job of kind {kind!r}")
         gathered.messages = dict(sorted(gathered.messages.items()))
         return gathered

@@ -1,4 +1,4 @@
-"""Figures reduced from a run's events."""
+"""Summaries of a run's events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedfactor.checks import check_choice
 
 
 def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
-    """Summarise accuracies by client: mean, spread, worst decile, and every value with whose it is."""
+    """Summarise accuracies by client: mean, standard deviation, worst decile, and all values with their clients."""
     scores = list(found.values())
     values = [score["accuracy"] for score in scores]
     mean = sum(values) / len(values)
@@ -28,7 +28,7 @@ def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
 
 
 def summarise_rounds(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
-    """Reduce a run's events to last and best accuracy and to what reaching the target took."""
+    """Summarise a run's events: final and best accuracy, and the cost of reaching the target."""
     rounds = [event for event in events if event["event"] == "round"]
     found: dict[str, Any] = {"rounds": len(rounds), "totals": rounds[-1]["totals"] if rounds else {}}
     for key in ("global", "all", "selected_after", "selected_before"):
@@ -53,16 +53,18 @@ def client_gains(
     measured: Literal["all", "selected_before", "selected_after"] = "all",
     when: Literal["best", "last"] = "best",
 ) -> dict[str, Any]:
-    """Set the clients' accuracies of two runs (their events) side by side: who wins, and who loses (FedDecomp, Fig. 7).
+    """Compare the clients' accuracies in two runs, given their events: which clients gain or lose (FedDecomp, Fig. 7).
 
-    `when` is each run's own round of the highest mean accuracy, or its last that was measured.
+    `when` selects the round of each run: the one with the highest mean accuracy, or the last that was measured.
     """
     check_choice("measured", measured, ("all", "selected_before", "selected_after"))
     check_choice("when", when, ("best", "last"))
     mine, other = (_chosen(events, measured, when) for events in (ours, theirs))
     common = sorted(mine[1].keys() & other[1].keys())
     if not common:
-        raise ValueError(f"no client was measured in round {mine[0]} of one run and in round {other[0]} of the other")
+        raise ValueError(
+            f"no client was measured in both runs, in round {mine[0]} of the first and round {other[0]} of the second"
+        )
     gains = {client: mine[1][client] - other[1][client] for client in common}
     return {
         "measured": measured,
@@ -78,16 +80,16 @@ def client_gains(
 
 
 def _chosen(events: list[dict[str, Any]], measured: str, when: str) -> tuple[int, dict[int, float]]:
-    """Return the round that counts, and the accuracies of its clients."""
+    """Return the selected round and the accuracies of its clients."""
     rounds = [event for event in events if event["event"] == "round" and measured in event]
     if not rounds:
-        raise ValueError(f"a run without a measurement {measured!r}; evaluate_clients says which are made")
+        raise ValueError(f"a run has no measurement {measured!r}; `evaluate_clients` selects what is measured")
     event = rounds[-1] if when == "last" else max(rounds, key=lambda event: event[measured]["accuracy"])
     return event["round"], dict(zip(event[measured]["who"], event[measured]["each"], strict=True))
 
 
 def _accuracy(scores: dict[str, Any]) -> float:
-    """Accuracy of a measurement; of the largest capacity where there are several."""
+    """Return the accuracy of a measurement, at the largest capacity if there are several."""
     if "accuracy" in scores:
         return float(scores["accuracy"])
     return float(scores[max(scores, key=float)]["accuracy"])

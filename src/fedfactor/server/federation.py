@@ -1,4 +1,4 @@
-"""The server's side: the only loop over rounds."""
+"""The server's side of a run, with the only loop over rounds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
 
 
 class QuorumLost(RuntimeError):
-    """Too few clients of a cohort answered well; the last committed round is intact."""
+    """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
 
 
 class Diverged(RuntimeError):
-    """A round's outcome is not finite; it is not committed, and the last committed round is intact."""
+    """The result of a round is not finite. It is not committed; the last committed round is intact."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Federation:
     store: Store = field(default_factory=MemoryStore)
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[dict[str, Any]], None] = lambda event: None
-    """Is told of the events that the journal keeps, and of `resumed`, `answered` (by a client) and `committed`."""
+    """Called with each event of the journal, and with `resumed`, `answered` (a client's reply) and `committed`."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -62,14 +62,14 @@ class Federation:
             raise ValueError(reason)
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
-        setup.network(1.0)  # raises ValueError where the method cannot take the model
+        setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
         self._check_levels()
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self.costs = Costs(setup)
         self._calibration: Calibration | None = None
 
     def _check_levels(self) -> None:
-        """Refuse capacities that change nothing: every client would hold the full model."""
+        """Raise ValueError if a lower capacity does not make the network smaller."""
         setup = self.setup
         if not setup.method.traits.adapts:
             return
@@ -78,16 +78,16 @@ class Federation:
             if level < 1 and count == counts[1.0]:
                 raise ValueError(
                     f"a client of capacity {level:g} would hold as many parameters as one of full capacity: "
-                    f"{setup.method.name} finds nothing in this model that it can make smaller. A model that takes "
-                    "width, or more inner layers, may help"
+                    f"{setup.method.name} finds nothing in this model that it can make smaller. Use a model with a "
+                    "width, or with more inner layers"
                 )
 
-    # What a round is made of.
+    # Rounds.
 
     def run(self) -> Server:
-        """Run all rounds that are not committed yet, and return the server as it ends."""
+        """Run all rounds that are not committed yet, and return the final server state."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the server's algebra too must have the same bits everywhere
+        torch.set_num_threads(1)  # the server's results must not depend on the number of threads
         try:
             server = self._resume() or self._start()
             while server.round < self.rounds.rounds:
@@ -108,15 +108,17 @@ class Federation:
         return server
 
     def _check_fit(self) -> None:
-        """Count the operations of the first round's model now: a model that cannot take the data fails here."""
+        """Raise ValueError if the model cannot process the data; this also counts its operations."""
         try:
             self.costs.macs(self.capacities.levels[0])
         except Exception as error:
             shape = " x ".join(map(str, self.setup.task.data.train[0].shape[1:]))
-            raise ValueError(f"the model cannot take the data, examples of {shape or 'one number'}: {error}") from error
+            raise ValueError(
+                f"the model cannot process the data, whose inputs are {shape or 'single numbers'}: {error}"
+            ) from error
 
     def _first_tensors(self, setup: Setup) -> Tensors:
-        # The server's space is on the CPU and in full precision, wherever and however clients train.
+        # The server computes on the CPU in full precision, whatever device and dtype clients use.
         start = setup.method.start(setup.network)
         return {name: _wide(tensor.cpu()) for name, tensor in start.items()}
 
@@ -126,7 +128,7 @@ class Federation:
 
     @cached_property
     def first(self) -> Tensors:
-        """The server's tensors before the first round; computed again when somebody asks, since networks are reused."""
+        """The server's tensors before the first round, built anew because the setup's networks are overwritten."""
         setup = self.setup
         return self._first_tensors(Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training).at(0))
 
@@ -142,7 +144,7 @@ class Federation:
         return Server.from_bytes(data, info)
 
     def settings(self) -> dict[str, str]:
-        """What must not change when a run is carried on, in words: all but how long it is and what is measured."""
+        """Return the settings that must not change when a run is resumed: all except its length and measurements."""
         setup, data = self.setup, self.setup.task.data
         training = {f.name: getattr(setup.training, f.name) for f in fields(setup.training)}
         shapes = {name: list(tensor.shape) for name, tensor in tensors_of(setup.network(1.0)).items()}
@@ -219,17 +221,17 @@ class Federation:
         return new
 
     def _work(self, who: Participant) -> float:
-        """Estimate the length of a client's training job."""
+        """Estimate the duration of a client's training job."""
         return len(self.setup.task.data.train_of[who.client]) * self.costs.macs(who.capacity, who.round)
 
     @timed("evaluating")
     def _measured(self, server: Server, reports: list[dict[str, Any]], store: States) -> tuple[Server, dict[str, Any]]:
-        """Measure a new server; return it with the norm statistics that were gathered for it, and the figures.
+        """Measure a new server state; return it with its norm statistics, and the figures.
 
-        `store` has the clients' states as they will be once the round is committed.
+        `store` has the clients' states as they will be when the round is committed.
         """
         setup, figures = self.setup.at(server.round), dict[str, Any]()
-        calibration = Calibration(self.dispatch, server, self._everybody(), store)
+        calibration = Calibration(self.dispatch, server, self._clients_to_measure(), store)
         central, bad = setup.task.data.central, 0
         if central is not None and self.setup.has_global_model:
             figures["global"] = {
@@ -241,18 +243,18 @@ class Federation:
         if self.rounds.evaluate_clients != "none":
             figures |= measure_selected(reports)
         if self.rounds.evaluate_clients == "all":
-            found, bad = measure_all(self.dispatch, server, self._everybody(), store)
+            found, bad = measure_all(self.dispatch, server, self._clients_to_measure(), store)
             figures |= found
         if bad + calibration.bad:
             figures["bad_evaluations"] = bad + calibration.bad
         return replace(server, statistics=calibration.statistics), figures
 
-    def _everybody(self) -> list[int]:
-        """Return all clients, or those that stand for them."""
+    def _clients_to_measure(self) -> list[int]:
+        """Return the clients that are measured when all are to be."""
         return self.rounds.measured(self.setup.training.seed, self.population)
 
     def _formed(self, server: Server) -> Server:
-        """Give the server the form of its coming round; with a new form the optimizer starts anew."""
+        """Convert the server to the method's form in the next round; with a new form, the optimizer restarts."""
         before, now = self.setup.at(server.round - 1), self.setup.at(server.round)
         if now is before:
             return server
@@ -262,7 +264,7 @@ class Federation:
 
     @timed("server algebra")
     def _step(self, server: Server, view: Tensors, replies: list[Reply]) -> tuple[Tensors, State]:
-        """Aggregate in the server's space; weights take the optimizer's step, buffers the mean."""
+        """Aggregate in the server's space: weights take the optimizer's step, buffers take the mean."""
         setup = self.setup.at(server.round)
         counted = [replace(r, samples=1) for r in replies] if setup.optimizer.uniform else replies
         mean, held = setup.method.aggregate(server.tensors, view, counted, setup.network)
@@ -284,7 +286,7 @@ class Federation:
             if not finite(tensor):
                 raise Diverged(
                     f"round {round + 1}: the server's {name!r} is no longer finite; everything up to round {round} is "
-                    "kept. A smaller learning rate, or clipping, may help"
+                    "saved. Try a smaller learning rate, or gradient clipping"
                 )
 
     def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
@@ -295,14 +297,14 @@ class Federation:
             "round": round + 1,
             "failures": [asdict(failure) for failure in failures],
         }
-        self._note(lost)  # cut off again when the run is carried on
+        self._note(lost)  # removed again when the run is resumed
         reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failures[:3])
         raise QuorumLost(
-            f"round {round + 1}: {answered} of {asked} clients answered well, the quorum is {self.rounds.quorum:g} "
-            f"({reasons}); everything up to round {round} is kept"
+            f"round {round + 1}: {answered} of {asked} clients sent a valid reply, the quorum is "
+            f"{self.rounds.quorum:g} ({reasons}); everything up to round {round} is saved"
         )
 
-    # What is kept.
+    # Journal and checkpoint.
 
     def _note(self, event: dict[str, Any]) -> None:
         self.journal.append(event)
@@ -318,9 +320,9 @@ class Federation:
     # Models.
 
     def calibration(self, server: Server) -> Calibration:
-        """Return the norm statistics of a server; what it does not have is gathered from the clients."""
+        """Return the norm statistics of a server state; missing ones are estimated on the clients' data."""
         if self._calibration is None or self._calibration.server is not server:
-            self._calibration = Calibration(self.dispatch, server, self._everybody(), self.store)
+            self._calibration = Calibration(self.dispatch, server, self._clients_to_measure(), self.store)
         return self._calibration
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
@@ -334,5 +336,5 @@ class Federation:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Give a tensor of less than full precision full precision."""
+    """Return a tensor in at least float32 if it is a floating-point tensor."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor

@@ -1,4 +1,4 @@
-"""What is measured, and on whose data: every figure is stored with its protocol."""
+"""Measurements: what is measured on which data. Each figure is stored with a description of its protocol."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from fedfactor.server.state import Server
 
 
 def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
-    """Return in words what the figures of a run mean."""
+    """Return descriptions of a run's figures."""
     traits = setup.method.traits
     return {
-        "global": "the server's model on the central test set, at every capacity it is used at"
+        "global": "the server's model on the central test set, at each capacity at which it is used"
         if setup.has_global_model
-        else "none: part of every model is private",
+        else "none: a part of each model is private",
         "clients": {
             "none": "not measured",
             "selected": "this round's clients on their own test data, before and after their local training",
-            "all": "all clients on their own test data, with the new server model and what each keeps; and this "
+            "all": "all clients on their own test data, with the new server model and their private tensors; and this "
             "round's clients before and after their local training",
         }[rounds.evaluate_clients],
-        "limit": f"{rounds.evaluate_limit} clients, always the same, stand for all"
+        "limit": f"only {rounds.evaluate_limit} clients, always the same, are measured instead of all"
         if rounds.evaluate_limit
         else "none",
         "worst_decile": "mean of the lowest tenth of the clients",
-        "best": "the round of the highest mean accuracy, chosen on the test data that it is measured on",
+        "best": "the round with the highest mean accuracy, chosen on the test data on which it is measured",
         "every": rounds.evaluate_every,
         "norm_statistics": "deployed models use statistics estimated on all clients' training data; a client's own "
         "scores use the statistics of its test batches"
         if traits.calibrates
         else "as trained",
-        "loss": "mean of what the clients minimise while they train, penalties included",
-        "macs": "forward multiply-accumulates of the clients' training examples; composing included",
-        "link": "FedPara D.1: seconds of the slowest client's work (its own tests included) plus bytes over speed",
-        "bytes": "of training; those of calibration are counted apart, those of evaluation are not counted",
-        "dense_bytes": "of messages with the dense model, down and up: what plain FedAvg moves per client and round",
+        "loss": "mean of the objective that clients minimise in training, penalties included",
+        "macs": "forward multiply-accumulates of the clients' training examples; composing weights included",
+        "link": "FedPara D.1: seconds of the slowest client's work, its evaluation included, plus bytes / link speed",
+        "bytes": "bytes of training; those of calibration are counted separately, those of evaluation are not counted",
+        "dense_bytes": "bytes of the dense model's messages, down and up: what plain FedAvg needs per client and round",
         "weights": "uniform" if setup.optimizer.uniform else traits.weighting,
     }
 
 
 def measure_selected(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise what this round's clients measured on their own test data before and after their training."""
+    """Summarise the accuracies of this round's clients on their own test data, before and after their training."""
     found = {}
     for when in ("before", "after"):
         scores = {report["client"]: report[when] for report in reports if isinstance(report.get(when), dict)}
@@ -55,9 +55,9 @@ def measure_selected(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure_all(dispatch: Dispatch, server: Server, clients: list[int], store: States) -> tuple[dict[str, Any], int]:
-    """Have clients measure the new server model, with what each keeps, on their own test data.
+    """Evaluate the new server model, with each client's private tensors, on the clients' own test data.
 
-    Returns the figures, and how many answers were not valid.
+    Return the figures, and the number of invalid replies.
     """
     everyone = [dispatch.participant(client, server.round) for client in clients]
     gathered = dispatch.gather("evaluate", "evaluated", server, everyone, store)

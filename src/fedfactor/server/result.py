@@ -1,4 +1,4 @@
-"""A finished run."""
+"""The result of a finished run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedfactor.server.state import Server, private_sha256, weights_sha256
 
 @dataclass
 class Result:
-    """A finished run."""
+    """The result of a finished run: its models, history and summary."""
 
     federation: Federation
     server: Server
@@ -25,21 +25,21 @@ class Result:
         return self.federation.model(self.server)
 
     def model_at(self, capacity: float) -> nn.Module:
-        """The server's model at a capacity, as a plain module."""
+        """Return the server's model at a capacity, as a plain module."""
         return self.federation.model(self.server, capacity)
 
     def client_model(self, client: int) -> nn.Module:
-        """A client's own model, as a plain module."""
+        """Return a client's own model, as a plain module."""
         return self.federation.client_model(self.server, client)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One event a round, with costs and measurements."""
+        """The events of the run: `start`, then one per round with costs and measurements."""
         return self.federation.journal.events
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Last and best accuracy, totals, and what identifies the run to the bit."""
+        """Final and best accuracy, totals, and hashes of the weights and private states."""
         return {
             **summarise_rounds(self.history, self.federation.rounds.target),
             "weights_sha256": weights_sha256(self.server.tensors),
@@ -47,7 +47,7 @@ class Result:
         }
 
     def __str__(self) -> str:
-        """What was measured, how, and what it cost, as a few lines of text."""
+        """Return measurements, their protocol and costs as a few lines of text."""
         found, protocol = self.summary, self.history[0]["protocol"]
         lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
         last: dict[str, Any] = next((event for event in reversed(self.history) if set(MEASURED) & set(event)), {})
@@ -67,11 +67,11 @@ class Result:
 
 
 MEASURED = {"global": "global", "all": "clients", "selected_before": "clients", "selected_after": "clients"}
-"""Which line of the protocol explains a measurement."""
+"""The key of the protocol that describes each measurement."""
 
 
 def _details(scores: dict[str, Any]) -> list[str]:
-    """Spell a measurement out: a line a capacity, or the spread over clients."""
+    """Return the details of a measurement: one line per capacity, or one line with the spread over clients."""
     if "each" in scores:
         words = [f"{key} {scores[key]:.4f}" for key in ("loss", "perplexity", "std", "worst_decile") if key in scores]
         return [f"{', '.join(words)} over {scores['clients']} clients"]

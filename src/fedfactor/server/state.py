@@ -1,4 +1,4 @@
-"""What the server carries from one round to the next, and the hashes that identify it."""
+"""The state of the server between rounds, and hashes that identify it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedfactor.protocol.states import States, state_sha256
 
 @dataclass(frozen=True)
 class Server:
-    """The server after a number of rounds."""
+    """The state of the server after a number of rounds."""
 
     round: int
     tensors: Tensors
     optimizer: State
     totals: dict[str, float] = field(default_factory=dict)
     statistics: dict[float, Tensors] = field(default_factory=dict)
-    """Norm statistics by capacity, where they were gathered from the clients for this round."""
+    """Norm statistics by capacity, if they were estimated on the clients' data in this round."""
 
     def to_bytes(self) -> Bytes:
-        """Encode tensors, optimizer state and statistics."""
+        """Encode tensors, optimizer state and norm statistics."""
         tensors = prefixed("model", self.tensors)
         for kind, own in self.optimizer.items():
             tensors |= prefixed(f"optimizer/{kind}", own)
@@ -37,7 +37,7 @@ class Server:
 
     @classmethod
     def from_bytes(cls, data: Bytes, info: dict[str, Any]) -> Server:
-        """Decode what `to_bytes` wrote."""
+        """Decode the result of `to_bytes`."""
         message = decode(data)
         found = sections(message.tensors)
         kinds = sections(found.get("optimizer", {}))
@@ -47,7 +47,7 @@ class Server:
 
 
 def weights_sha256(tensors: Tensors) -> str:
-    """Hash tensors in the order of their names."""
+    """Return the SHA-256 of tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -57,7 +57,7 @@ def weights_sha256(tensors: Tensors) -> str:
 
 
 def private_sha256(store: States) -> str:
-    """Hash the hashes of all clients' committed states in the order of the clients, wherever the states are."""
+    """Return a SHA-256 over the hashes of all clients' committed states, whether they are here or on the devices."""
     digest = hashlib.sha256()
     for section in ("client", "server"):
         for client in store.clients(section):

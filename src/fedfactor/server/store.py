@@ -1,7 +1,7 @@
-"""What a run keeps on disk: the server's checkpoint and the clients' states, committed together or not at all.
+"""Stores of a run: the server's checkpoint and the clients' states, committed together or not at all.
 
-States of clients are files named by client and version; a version counts only once a checkpoint names a round at least
-as high, so that a process killed at any moment leaves either the old round or the new one, never a mixture.
+Client states are files named by client and version. A version is valid only if the checkpoint's round is at least as
+high. So a process killed at any moment leaves either the old round or the new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Changes = Mapping[str, Mapping[int, Bytes]]
 
 
 class Store(States, Protocol):
-    """Client states by client and section, and the server's last commit."""
+    """Client states by section and client, and the server's last commit."""
 
     def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Make a round's outcome the committed one, all at once."""
+        """Commit a round atomically: the changed client states, the server's bytes and its info."""
         ...
 
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
@@ -36,7 +36,7 @@ class Store(States, Protocol):
 
 @dataclass(frozen=True)
 class Overlay:
-    """A store as it will be once some changes are committed."""
+    """A read-only view of a store as if some changes were committed."""
 
     store: States
     changes: Changes
@@ -47,7 +47,7 @@ class Overlay:
         return self.store.read(section, client) if new is None else bytes(new)
 
     def holds(self, section: str, client: int) -> bool:
-        """Tell whether a client has a new or an old state."""
+        """Return whether a client has a new or an old state."""
         return client in self.changes.get(section, {}) or self.store.holds(section, client)
 
     def clients(self, section: str) -> list[int]:
@@ -56,7 +56,7 @@ class Overlay:
 
 
 class MemoryStore:
-    """A store for runs that leave nothing behind."""
+    """A store in memory, for runs without a directory."""
 
     def __init__(self) -> None:
         self._states: dict[str, dict[int, bytes]] = {}
@@ -67,7 +67,7 @@ class MemoryStore:
         return self._states.get(section, {}).get(client)
 
     def holds(self, section: str, client: int) -> bool:
-        """Tell whether a client has a state."""
+        """Return whether a client has a state."""
         return client in self._states.get(section, {})
 
     def clients(self, section: str) -> list[int]:
@@ -75,9 +75,9 @@ class MemoryStore:
         return sorted(self._states.get(section, {}))
 
     def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Take over a round's outcome."""
+        """Store the changes of a round."""
         for section, mine in states.items():
-            kept = {client: bytes(state) for client, state in mine.items()}  # which nobody can write to
+            kept = {client: bytes(state) for client, state in mine.items()}  # copies that cannot change
             self._states.setdefault(section, {}).update(kept)
         self._last = bytes(server), info
 
@@ -100,14 +100,14 @@ class DiskStore:
         ours = [path for path in directory.glob("*/*/*.*") if path.stem.isdigit() and path.suffix[1:].isdigit()]
         for path in sorted(ours, key=lambda path: int(path.suffix[1:])):
             key, version = (path.parent.parent.name, int(path.stem)), int(path.suffix[1:])
-            stale = path if version > committed else None  # written by a round that was never committed
+            stale = path if version > committed else None  # from a round that was never committed
             if version <= committed:
-                if key in self._versions:  # overtaken by a later one
+                if key in self._versions:  # replaced by a later version
                     stale = self._path(*key, self._versions[key])
                 self._versions[key] = version
             if writing and stale is not None:
                 stale.unlink()
-        if writing and committed in keep:  # killed between commit and keeping
+        if writing and committed in keep:  # the process was killed between commit and copy
             self._keep(committed)
 
     def _path(self, section: str, client: int, version: int) -> Path:
@@ -119,7 +119,7 @@ class DiskStore:
         return None if version is None else self._path(section, client, version).read_bytes()
 
     def holds(self, section: str, client: int) -> bool:
-        """Tell whether a client has a committed state."""
+        """Return whether a client has a committed state."""
         return (section, client) in self._versions
 
     def clients(self, section: str) -> list[int]:
@@ -127,7 +127,7 @@ class DiskStore:
         return sorted(client for name, client in self._versions if name == section)
 
     def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Write the new files, then the pointer that makes them count, then remove what they replace."""
+        """Write the new files, then the pointer that makes them valid; then remove the old files."""
         for section, mine in states.items():
             for client, data in mine.items():
                 path = self._path(section, client, version)
@@ -140,13 +140,13 @@ class DiskStore:
         pointer = self.directory / "current.new"
         write_file(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
-        sync(self.directory)  # before what it replaces is removed
+        sync(self.directory)  # before the old files are removed
         self._forget(version, states)
         if version in self.keep:
             self._keep(version)
 
     def _keep(self, version: int) -> None:
-        """Set this round aside whole, every client's state included, as links to files that are never changed."""
+        """Copy this round to `kept/`, with all client states, as hard links: committed files never change."""
         aside = self.directory.parent / "kept" / f"round-{version}"
         if aside.exists():
             return
@@ -193,11 +193,11 @@ class DiskStore:
 
 
 def _damaged(path: Path, reason: str) -> ValueError:
-    return ValueError(f"{path} is damaged ({reason}): restore it from a copy, or start again in another directory")
+    return ValueError(f"{path} is damaged ({reason}): restore it from a backup, or start again in another directory")
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """Give a file a second name, or copy it where the file system has none."""
+    """Create a hard link, or copy the file if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -205,7 +205,7 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 class Journal:
-    """The events of a run, in memory and, with a path, as a file of one JSON object a line that is only appended to."""
+    """The events of a run, in memory and, with a path, in an append-only file with one JSON object per line."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -218,17 +218,22 @@ class Journal:
             with self.path.open("a") as file:
                 file.write(json.dumps(event) + "\n")
                 file.flush()
-                os.fsync(file.fileno())  # a commit counts on it
+                os.fsync(file.fileno())  # a commit relies on it
 
     def cut(self, count: int) -> None:
-        """Read back the first `count` events and drop what a killed process wrote after its last commit."""
+        """Read the first `count` events, and remove those that a killed process wrote after its last commit.
+
+        Raise ValueError if there are fewer, or one is damaged.
+        """
         if self.path is not None:
             lines = self.path.read_bytes().splitlines(keepends=True)[:count] if self.path.exists() else []
             self.events = [self._event(number, line) for number, line in enumerate(lines, 1)]
             if self.path.exists():
                 os.truncate(self.path, sum(map(len, lines)))
         if len(self.events) != count:
-            raise ValueError(f"{self.path} holds {len(self.events)} events, but the last commit knows of {count}")
+            raise ValueError(
+                f"{self.path} holds {len(self.events)} events, but {count} were committed; restore it from a backup"
+            )
 
     def _event(self, number: int, line: bytes) -> dict[str, Any]:
         assert self.path is not None

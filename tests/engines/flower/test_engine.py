@@ -266,7 +266,7 @@ ARRAY = ArrayRecord({"message": Array("float32", (1,), "numpy.ndarray", b"\0\0\0
 HOSTILE = {
     "NaN": (changed(with_nan), "NaN, infinity"),
     "wrong shape": (changed(with_another_shape), r"\[3\], expected"),
-    "foreign client": (changed(of_somebody_else), "expected a trained one for"),
+    "foreign client": (changed(of_somebody_else), "expected one of kind trained for"),
     "another node": (from_another_node, "answered in place of"),
     "garbage": (garbage(b"\x07" * 1000), "header of"),
     "empty": (garbage(b""), "too few"),
