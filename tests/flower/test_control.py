@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import importlib
 import io
+import sys
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,10 +25,11 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.superlink import extensions, main
+from flwr.superlink import main
 from typer.testing import CliRunner
 
 from fedfactor.cli.flower import app as commands
+from fedfactor.engines.flower import superlink
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates, node_key
 from fedfactor.engines.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
@@ -39,7 +41,6 @@ from fedfactor.engines.flower.programs import (
     superlink_command,
     until,
 )
-from fedfactor.engines.flower.superlink import OnlyHere
 from fedfactor.runs.execute import run
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
@@ -125,9 +126,13 @@ def test_a_superlink_that_fails_is_asked_again_and_one_that_refuses_is_not(
     assert type(caught.value) is expected
 
 
-def test_the_superlink_asks_its_extensions_for_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "get_middleware", lambda: ("ours",))
-    assert main._get_middleware()[0] == "ours"
+def test_the_superlink_is_served_behind_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: dict[str, Any] = {}
+    monkeypatch.setattr(sys, "argv", ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", "1"])
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: served.update(options, app=app))
+    superlink.main()
+    assert isinstance(served.pop("app"), superlink.LocalOnly)
+    assert served == {"host": "127.0.0.1", "port": 1, "ssl_keyfile": None, "ssl_certfile": None}
 
 
 def test_what_nodes_need_and_what_they_do_not_are_told_apart_by_paths() -> None:
@@ -146,7 +151,7 @@ def asked(path: str, peer: str) -> list[Any]:
     async def send(message: Any) -> None:
         sent.append(message.get("status"))
 
-    asyncio.run(OnlyHere(app)({"type": "http", "path": path, "client": (peer, 1)}, None, send))
+    asyncio.run(superlink.LocalOnly(app)({"type": "http", "path": path, "client": (peer, 1)}, None, send))
     return sent
 
 

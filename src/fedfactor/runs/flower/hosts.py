@@ -32,7 +32,7 @@ from fedfactor.engines.flower.certificates import (
 from fedfactor.engines.flower.control import Control, NoAnswer, key_bytes
 from fedfactor.engines.flower.programs import (
     DeploymentError,
-    Supervised,
+    RestartingProgram,
     free_port,
     node_command,
     script,
@@ -50,7 +50,7 @@ AGAIN = 5.0
 """Seconds between a ServerApp's end and the next start."""
 TRIES = 3
 """Starts of a run without a new committed round after which it is given up; and of a SuperLink that never answers."""
-LEAVE = 10.0
+GRACE = 10.0
 """Seconds that a node has to tell the server that it leaves: otherwise it counts as online for a minute more."""
 
 
@@ -105,8 +105,8 @@ class Site:
         executor += ["--root-certificates", str(self.certificates.authority)]
         executor += ["--superexec-auth-secret-file", str(secret)]
         home, logs = self.folder / "flower", self.folder / "logs"
-        self.superlink = Supervised("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
-        self.executor = Supervised("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
+        self.superlink = RestartingProgram("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
+        self.executor = RestartingProgram("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
         self.control = Control(f"127.0.0.1:{port}", self.certificates.authority)
 
     def _certificates(self, hosts: list[str]) -> Certificates:
@@ -116,15 +116,15 @@ class Site:
             return found
         return server_certificates(self.folder, [*hosts, "localhost", "127.0.0.1"], DAYS)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start again what has ended."""
-        self.superlink.look()
-        self.executor.look()
+        self.superlink.poll()
+        self.executor.poll()
 
     def close(self) -> None:
         """Stop all programs; what is in the folder stays."""
         for one in (self.superlink, self.executor):
-            one.retire()
+            one.stop_restarting()
         stop_all([one.program for one in (self.superlink, self.executor) if one.program is not None])
         self.control.__exit__()
 
@@ -148,8 +148,8 @@ def up(
     while run is not None or not (directory / "summary.json").exists():
         ended = site.superlink.program is not None and site.superlink.program.code is not None
         if ended and not answered and site.superlink.starts >= TRIES:
-            raise DeploymentError(f"the SuperLink does not come up: {site.superlink.last_words()}")
-        site.look()
+            raise DeploymentError(f"the SuperLink does not come up: {site.superlink.log_tail()}")
+        site.poll()
         try:
             if time.monotonic() - looked > LOOK:
                 changes = site.keys.admit(site.control)
@@ -211,12 +211,12 @@ def join(
         tell(f"made a key for this node; copy {public} to the folder keys of the server's site")
     log = home / "node.log"
     place = len(log.read_text(errors="replace")) if log.exists() else 0  # what earlier ones said
-    node = Supervised(
+    node = RestartingProgram(
         "this node",
         lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config),
         home,
         log,
-        leave=LEAVE,
+        grace=GRACE,
     )
     try:
         while True:
@@ -228,10 +228,10 @@ def join(
                 if isinstance(reason, Hopeless):
                     raise DeploymentError(reason)
                 tell(f"{reason}; trying again")
-            node.look()
+            node.poll()
             time.sleep(POLL)
     finally:
-        node.retire()
+        node.stop_restarting()
         if node.program is not None:
             node.program.stop()
 

@@ -24,7 +24,7 @@ from fedfactor.engines.flower.programs import (
     START,
     DeploymentError,
     Program,
-    Supervised,
+    RestartingProgram,
     free_port,
     node_command,
     stop_all,
@@ -46,7 +46,7 @@ class Deployment:
         self.home, self.simulation = home, simulation
         self.logs = home / "logs"
         self.database = home / "state.db" if database else None
-        self.nodes: dict[str, Supervised] = {}
+        self.nodes: dict[str, RestartingProgram] = {}
         self.port = 0
         self.superlink: Program | None = None
         self.certificates: Certificates | None = None
@@ -75,7 +75,7 @@ class Deployment:
     def close(self) -> None:
         """Stop everything and remove all files."""
         for node in self.nodes.values():
-            node.retire()
+            node.stop_restarting()
         running = [node.program for node in self.nodes.values() if node.program is not None]
         stop_all([*running, *([self.superlink] if self.superlink else [])])
         if self._control is not None:
@@ -112,11 +112,11 @@ class Deployment:
         self.control.register(node_key(key), name)
         return key
 
-    def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> Supervised:
+    def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> RestartingProgram:
         """Start a node, which is started again when it ends."""
         assert self.certificates is not None
         address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
-        self.nodes[name] = Supervised(
+        self.nodes[name] = RestartingProgram(
             f"node {name}",
             lambda: node_command(address, authority, proof, free_port(), config),
             self.home / "nodes" / name,
@@ -178,9 +178,9 @@ def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable
         superlink = deployment.superlink
         assert superlink is not None
         if superlink.code is not None:
-            raise DeploymentError(f"the SuperLink ended, code {superlink.code}: {superlink.last_words()}")
+            raise DeploymentError(f"the SuperLink ended, code {superlink.code}: {superlink.log_tail()}")
         for node in deployment.nodes.values():
-            node.look()
+            node.poll()
         try:
             progress = deployment.control.progress(run)
         except NoAnswer:
@@ -192,7 +192,7 @@ def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable
             break
         time.sleep(POLL)
     if progress.status != "finished:completed" or not (directory / "summary.json").exists():
-        raise DeploymentError(f"the run ended as {progress.status}: {progress.details or superlink.last_words()}")
+        raise DeploymentError(f"the run ended as {progress.status}: {progress.details or superlink.log_tail()}")
 
 
 class Events:
