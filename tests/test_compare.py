@@ -18,7 +18,7 @@ from rich.console import Console
 
 import fedfactor
 from fedfactor.report.comparison import csv_text, latex, lines, table
-from fedfactor.runs.compare import Cell, Outcome, cells, compare
+from fedfactor.runs.compare import Cell, CellResult, cells, compare
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import RecipeError, override
 from tests import warm
@@ -39,7 +39,7 @@ def events(cell: Cell) -> list[dict[str, Any]]:
     return [event for event in fedfactor.load(cell.directory).metrics if event["event"] == "round"]
 
 
-def hashes(outcomes: list[Outcome]) -> list[str]:
+def hashes(outcomes: list[CellResult]) -> list[str]:
     return [str(outcome.summary and outcome.summary["weights_sha256"]) for outcome in outcomes]
 
 
@@ -90,11 +90,11 @@ def test_settings_of_a_method_come_from_the_recipe_or_from_the_command(tmp_path:
     ):
         with pytest.raises(RecipeError, match=words):
             cells(own, ["fedavg", "fedpara"], [4], tmp_path, **options)
-    with pytest.raises(RecipeError, match="each of them once"):
+    with pytest.raises(RecipeError, match="without repetitions"):
         cells(TABLES, ["fedavg", "fedavg"], [1], tmp_path)
     twice = {**TABLES, "sweep": {"method.gamma": [0.1, 0.2]}, "method": {"name": "fedpara"}}
     with pytest.raises(
-        RecipeError, match=r"several cells about fedpara: gamma=0\.1, gamma=0\.2; choose one with --only"
+        RecipeError, match=r"several cells of the sweep use fedpara: gamma=0\.1, gamma=0\.2; choose one with --only"
     ):
         cells(twice, ["fedpara"], [1], tmp_path)
     assert cells(twice, ["fedpara"], [1], tmp_path, only="*0.2")[0].recipe.method.gamma == 0.2
@@ -172,10 +172,10 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
 # Summing up.
 
 
-def outcome(method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",)) -> Outcome:
+def outcome(method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",)) -> CellResult:
     (cell,) = cells(TABLES, [method], [seed], Path("nowhere"))
     scores = {key: {"final": final, "best": final + 0.01} for key in measured}
-    return Outcome(cell, {"measured": scores, "bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0})
+    return CellResult(cell, {"measured": scores, "bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0})
 
 
 def test_lines_by_hand() -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fedfactor.engines import Done, Inline, Job
-from fedfactor.engines.flower.control import Progress
+from fedfactor.engines.flower.control import RunProgress
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.execute import run, summary
 from fedfactor.runs.flower.local import Deployment
@@ -66,9 +66,9 @@ def events(directory: Path) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == "round"]
 
 
-def finish(deployment: Deployment, run: int, seconds: float = 900) -> Progress:
+def finish(deployment: Deployment, run: int, seconds: float = 900) -> RunProgress:
     """Wait for the end of a run, starting nodes again that ended."""
-    found = list[Progress]()
+    found = list[RunProgress]()
 
     def done() -> bool:
         for node in deployment.nodes.values():

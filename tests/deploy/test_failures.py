@@ -205,7 +205,7 @@ def test_a_stranger_and_a_false_server_are_refused_in_words(deployment: Deployme
     log = tmp_path / "false.log"
     with command(*join(false.authority), log=log) as process:
         assert process.wait(400) == 2
-    assert "shows a certificate that is not of our ca.crt" in log.read_text()
+    assert "does not match ca.crt" in log.read_text()
     log = tmp_path / "stranger.log"
     with command(*join(deployment.certificates.authority), log=log) as process:
         wait_for(lambda: "does not accept this node's key" in log.read_text(), 400, "the refusal")

@@ -32,7 +32,7 @@ from fedfactor.cli.flower import app as commands
 from fedfactor.engines.flower import superlink
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates, node_key
-from fedfactor.engines.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
+from fedfactor.engines.flower.control import Control, NoAnswer, RegisteredNode, bundle, key_bytes, user_config_to_proto
 from fedfactor.engines.flower.programs import (
     DeploymentError,
     environment,
@@ -175,7 +175,7 @@ def test_keys_are_read_and_others_named(tmp_path: Path) -> None:
     public = node_key(tmp_path / "one")
     assert len(key_bytes(public)) > 50
     (tmp_path / "two.pub").write_text("nonsense")
-    with pytest.raises(DeploymentError, match=r"two\.pub is no public key of a node"):
+    with pytest.raises(DeploymentError, match=r"two\.pub is not the public key of a node"):
         key_bytes(tmp_path / "two.pub")
 
 
@@ -183,15 +183,15 @@ class Door:
     """A SuperLink's list of those who may join."""
 
     def __init__(self) -> None:
-        self.known: list[Node] = []
+        self.known: list[RegisteredNode] = []
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         return list(self.known)
 
     def register(self, public_key: Path, name: str) -> int:
         if name == "refused":
-            raise DeploymentError("the SuperLink refuses RegisterNode")
-        self.known.append(Node(len(self.known), name, "registered", key_bytes(public_key)))
+            raise DeploymentError("the SuperLink refused RegisterNode")
+        self.known.append(RegisteredNode(len(self.known), name, "registered", key_bytes(public_key)))
         return len(self.known)
 
     def unregister(self, node: int) -> None:
@@ -207,13 +207,13 @@ def test_keys_in_the_folder_may_join_and_one_that_is_none_keeps_nobody_out(tmp_p
     changes = keys.admit(control)
     assert changes[:2] == ["a may join", "b may join"]
     assert "c.pub is no public key of a node" in changes[2]
-    assert changes[3:] == ["the SuperLink refuses RegisterNode"]
+    assert changes[3:] == ["the SuperLink refused RegisterNode"]
     assert keys.admit(control) == [], "said once"
     (tmp_path / "a.pub").write_text("half a k")  # as while it is copied again
     assert len(keys.admit(control)) == 1
     assert [node.name for node in door.known] == ["a", "b"]
     (tmp_path / "b.pub").unlink()
-    assert keys.admit(control) == ["b may join no more"]
+    assert keys.admit(control) == ["b may no longer join"]
 
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:

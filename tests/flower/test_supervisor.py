@@ -95,7 +95,9 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
 def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("fedfactor.engines.flower.programs.time.monotonic", lambda: now[0])
-    one = RestartingProgram("one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
+    one = RestartingProgram(
+        "one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log"
+    )
     pauses = []
     for _ in range(6):
         assert one.program is not None

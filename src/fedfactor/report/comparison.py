@@ -1,4 +1,4 @@
-"""Tables of a comparison, over seeds: for a terminal, LaTeX and CSV."""
+"""Tables of a comparison over seeds: for a terminal, in LaTeX and as CSV."""
 
 from __future__ import annotations
 
@@ -11,37 +11,34 @@ from typing import Any
 from rich.table import Table
 
 from fedfactor.report.groups import Mean, mean
-from fedfactor.runs.compare import Outcome
+from fedfactor.runs.compare import CellResult
 from fedfactor.runs.text import SPARE, plain
 
 MEASURED = {"all": "all clients' own", "global": "central", "selected_after": "cohort's own, just trained"}
-"""Measurements that methods can be compared by, the first that all of them have."""
-
-
-# Summing up.
+"""Measurements by which methods can be compared; the first one that all of them have is used."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method over its seeds: means, and half the width of their 95 % intervals."""
+    """Results of one method over its seeds: means, and half the widths of their 95 % intervals."""
 
     method: str
     seeds: int
     measured: str
-    """On whose test data."""
+    """Which test data the accuracy is measured on."""
     accuracy: Mean | None
     best: Mean | None
     bytes: float
-    """Up and down, a run."""
+    """Uploads and downloads per run."""
     ratio: float | None
-    """Bytes of FedAvg, or of the largest, over these."""
+    """Bytes of FedAvg (or of the method with the most bytes) divided by the bytes of this method."""
     macs: float
     client_failures: float
     failed: tuple[str, ...]
-    """Seeds that did not finish, and why."""
+    """Seeds that failed, with the reason."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The line as plain data, a number a key."""
+        """Return the line as a flat dictionary."""
         found: dict[str, Any] = {"method": self.method, "seeds": self.seeds, "measured": self.measured}
         for key, pair in (("accuracy", self.accuracy), ("best_accuracy", self.best)):
             found |= {f"{key}_mean": pair.value if pair else None, f"{key}_halfwidth": pair.half if pair else None}
@@ -49,15 +46,15 @@ class Line:
         return {**found, **rest, "client_failures": self.client_failures, "failed": "; ".join(self.failed)}
 
 
-def lines(outcomes: Sequence[Outcome]) -> list[Line]:
-    """Sum outcomes up by method, in their order, by a measurement that all of them have."""
-    there = [outcome.summary for outcome in outcomes if outcome.summary is not None]
+def lines(results: Sequence[CellResult]) -> list[Line]:
+    """Summarise results by method, in the given order, using a measurement that all methods have if there is one."""
+    there = [result.summary for result in results if result.summary is not None]
     common = next((key for key in MEASURED if there and all(key in one["measured"] for one in there)), None)
     found = []
     sizes: dict[str, float] = {}
-    for method in dict.fromkeys(outcome.cell.method for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.cell.method == method]
-        good = [outcome.summary for outcome in mine if outcome.summary is not None]
+    for method in dict.fromkeys(result.cell.method for result in results):
+        mine = [result for result in results if result.cell.method == method]
+        good = [result.summary for result in mine if result.summary is not None]
         key = common or next((key for key in MEASURED if good and key in good[0]["measured"]), "")
         scores = [one["measured"][key] for one in good if key in one["measured"]]
         sizes[method] = _average([one["bytes_up"] + one["bytes_down"] for one in good])
@@ -84,8 +81,12 @@ def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+TEXT_COLUMNS = frozenset({"method", "test data"})
+"""Columns that are aligned to the left, and escaped in LaTeX; all others hold numbers."""
+
+
 def _columns(found: Sequence[Line], plus_minus: str) -> dict[str, list[str]]:
-    """Return the cells by their heads; on whose test data stands there only if that differs."""
+    """Return the cells of each column by its header; the column of test data is left out if all rows have the same."""
 
     def score(one: Mean | None) -> str:
         if one is None:
@@ -115,24 +116,26 @@ def _caption(found: Sequence[Line]) -> str:
 
 
 def table(found: Sequence[Line]) -> Table:
-    """Lay the comparison out for a terminal."""
+    """Return the comparison as a table for the terminal."""
     view = Table(caption=_caption(found), **{**SPARE, "padding": (0, 0, 0, 1)})
     columns = _columns(found, "±")
     for head in columns:
-        view.add_column(head, justify="left" if head in ("method", "test data") else "right", no_wrap=True)
+        view.add_column(head, justify="left" if head in TEXT_COLUMNS else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
         view.add_row(*row)
     return view
 
 
 def latex(found: Sequence[Line]) -> str:
-    """Write the comparison as a LaTeX table; what its figures are stands in a comment above it."""
-    columns = _columns(found, "PM")
-    sides = "".join("l" if head in ("method", "test data") else "r" for head in columns)
+    """Return the comparison as a LaTeX table, with its caption as a comment above."""
+    columns = _columns(found, r"$\pm$")
+    for name in columns.keys() & TEXT_COLUMNS:
+        columns[name] = [_escaped(cell) for cell in columns[name]]
+    sides = "".join("l" if head in TEXT_COLUMNS else "r" for head in columns)
     head = _latex_row([_escaped(head) for head in columns])
-    body = [_latex_row([_escaped(cell) for cell in row]) for row in zip(*columns.values(), strict=True)]
+    body = [_latex_row(row) for row in zip(*columns.values(), strict=True)]
     parts = [f"% {_caption(found)}", rf"\begin{{tabular}}{{{sides}}}", r"\hline", head, r"\hline", *body]
-    return "\n".join([*parts, r"\hline", r"\end{tabular}"]).replace(" PM ", r" $\pm$ ") + "\n"
+    return "\n".join([*parts, r"\hline", r"\end{tabular}"]) + "\n"
 
 
 def _latex_row(cells: Sequence[str]) -> str:
@@ -144,7 +147,7 @@ def _escaped(text: str) -> str:
 
 
 def csv_text(found: Sequence[Line]) -> str:
-    """Write the comparison as CSV, a number a column."""
+    """Return the comparison as CSV."""
     rows = [line.as_dict() for line in found]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

@@ -1,8 +1,8 @@
 """Flower's SuperLink, except that only its own machine may start runs or register keys.
 
-Flower serves nodes, the command line and its own processes on one port, and does not authenticate requests to start runs
-or to register keys: anyone who reaches the port could run code on every node. Here, other machines reach only the paths
-that nodes need. The script takes the arguments of `flower-superlink`.
+Flower serves nodes, the command line and its own processes on one port, and does not authenticate requests to start
+runs or to register keys: anyone who reaches the port could run code on every node. Here, other machines reach only the
+paths that nodes need. The script takes the arguments of `flower-superlink`.
 
 Flower loads extra middleware from its enterprise package only (`flwr.superlink.extensions`), so this builds Flower's
 application from its own functions and serves it behind `LocalOnly`.
