@@ -1,4 +1,4 @@
-"""What every engine offers: it moves bytes to clients and back, and nothing else."""
+"""The interface of engines, which bring messages to clients and return their replies."""
 
 from __future__ import annotations
 
@@ -6,42 +6,36 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedfactor.protocol.message import Bytes, Parcel
+from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.setup import Setup
 
 
 @dataclass(frozen=True)
 class Job:
-    """A message for one client, and the state it builds on."""
+    """An encoded message to one client, and the private state that the client starts from."""
 
     client: int
-    parcel: Parcel
-    """An engine may write it straight to where the client reads it."""
+    message: Bytes
     state: Bytes | None
-
-    @property
-    def message(self) -> Bytes:
-        """The message's bytes."""
-        return self.parcel.write()
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came back: bytes and the client's new state, or the reason why nothing did."""
+    """Result of a job: the encoded reply and the client's new state, or the reason of the failure."""
 
     client: int
     reply: Bytes | None
     state: Bytes | None = None
     failure: str = ""
     seconds: float = 0.0
-    """How long the client worked."""
+    """How long the client worked, in seconds."""
     late: bool = False
-    """An answer to a job that was given up in an earlier round; it counts for nothing."""
+    """Whether this is the answer to a job of an earlier round, which arrived too late to be used."""
 
 
 class Engine(Protocol):
-    """Runs jobs in any order; the federation folds the results in its own."""
+    """Runs jobs in any order; the federation aggregates the results in the order of the cohort."""
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-        """Yield one result a job."""
+        """Yield one result per job."""
         ...

@@ -1,7 +1,7 @@
 """The package's interface to flwr: its imports, how messages are packed, and which of flwr's services are turned off.
 
-flwr changes often. Its version is therefore pinned, and only this module, `control.py` and `superlink.py` import it. Each
-property of flwr that this package relies on has a test of its own (`test_canaries.py`, `test_control.py`).
+flwr changes often. Its version is therefore pinned, and only this module, `control.py` and `superlink.py` import it.
+Each property of flwr that this package relies on has a test of its own (`test_canaries.py`, `test_control.py`).
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Inbox:
     """Pulls the answer to each message separately, so that a faulty answer affects its own message only.
 
     Flower assembles an answer within a pull: it waits until all parts have arrived, which takes minutes if a node is
-    slow or malicious, and raises an error if one of them is faulty. Pulling several messages at once would then lose the
-    other answers. The metadata of an answer come from its sender, but the SuperLink knows which message it answers.
+    slow or malicious, and raises an error if one of them is faulty. Pulling several messages at once would then lose
+    the other answers. The metadata of an answer come from its sender, but the SuperLink knows which message it answers.
     """
 
     def __init__(self) -> None:

@@ -146,7 +146,7 @@ def run_local(
     clients = recipe.tables["partition"].get("clients") or task_of(recipe, data_dir)[0].data.clients
     if clients > MOST_NODES and not simulation:
         raise DeploymentError(
-            f"--engine flower-local starts one SuperNode per client, at most {MOST_NODES}, but the recipe has {clients}. "
+            f"--engine flower-local starts one SuperNode per client, at most {MOST_NODES}; the recipe has {clients}. "
             "Use fewer clients (--set partition.clients=8), or --engine flower-ray or pool"
         )
     directory = directory.absolute()
