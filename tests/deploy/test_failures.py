@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedfactor.engines.flower.certificates import server_certificates
-from fedfactor.engines.flower.programs import Supervised, environment, free_port
+from fedfactor.engines.flower.programs import RestartingProgram, environment, free_port
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.local import Deployment, committed
 from tests.helpers.deployment import (
@@ -62,7 +62,7 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 7
-    monkeypatch.setattr(Supervised, "LONGEST", 5.0)  # it is refused until Flower takes it for gone: a minute
+    monkeypatch.setattr(RestartingProgram, "LONGEST", 5.0)  # it is refused until Flower takes it for gone: a minute
     one = recipe("feddecomp", rounds=rounds)
     directory = tmp_path / "run"
     run = deployment.control.start(write_app(one, tmp_path / "app", directory), {})
@@ -71,9 +71,9 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     starts = node.starts
     assert node.program is not None
     # In the middle: its ClientApp is at work.
-    keeper = node.program.keeper
-    wait_for(lambda: _runs("flwr-clientapp", keeper), 400, "the next job")
-    os.kill(process_named("flower-supernode", keeper), signal.SIGKILL)
+    supervisor = node.program.supervisor
+    wait_for(lambda: _runs("flwr-clientapp", supervisor), 400, "the next job")
+    os.kill(process_named("flower-supernode", supervisor), signal.SIGKILL)
     finish(deployment, run, 900)
     assert node.starts > starts
     done = events(directory)
@@ -205,7 +205,7 @@ def test_a_stranger_and_a_false_server_are_refused_in_words(deployment: Deployme
     log = tmp_path / "false.log"
     with command(*join(false.authority), log=log) as process:
         assert process.wait(400) == 2
-    assert "shows a certificate that is not of our ca.crt" in log.read_text()
+    assert "does not match ca.crt" in log.read_text()
     log = tmp_path / "stranger.log"
     with command(*join(deployment.certificates.authority), log=log) as process:
         wait_for(lambda: "does not accept this node's key" in log.read_text(), 400, "the refusal")

@@ -42,8 +42,9 @@ def test_flower_local_calls_nobody_outside_installs_nothing_and_leaves_nothing_b
     assert calls
     assert all(is_here(call) for call in calls), calls
     started = {Path(line["to"].split()[0]).name for line in seen if line["event"] == "subprocess.Popen"}
-    flowers = {"flower-superexec", "flwr-serverapp", "flwr-clientapp"}
-    assert started == {*flowers, "uname", "file"}, started  # the last two by Python's own platform module
+    flowers = {"flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"}
+    python = Path(sys.executable).name  # which runs our superlink.py
+    assert started == {*flowers, python, "uname", "file"}, started  # the last two by Python's own platform module
 
 
 def test_the_watch_sees_calls(tmp_path: Path) -> None:

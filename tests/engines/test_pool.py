@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from fedfactor.engines import Done, Job, Pool
-from fedfactor.engines.pool import Laid, Letters, Shelf, Unstarted, share
+from fedfactor.engines.pool import PreparedJob, SharedBuffer, WorkerStartError, shared_file
 from fedfactor.methods import HeteroFL
-from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.protocol.message import decode
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
 from tests.helpers.tiny import Tiny, data, run
@@ -61,31 +61,16 @@ def test_jobs_are_made_when_they_are_needed() -> None:
     assert done == made == [6]
 
 
-def test_memory_of_replies_is_used_again_only_when_nobody_holds_them() -> None:
-    shelf = Shelf()
-    held = [
-        decode(shelf.copy(memoryview(encode(Message("x", {}, {"w": torch.full((9,), float(i))}))))) for i in range(3)
-    ]
-    for i, message in enumerate(held):
-        assert torch.equal(message.tensors["w"], torch.full((9,), float(i)))
-    assert len(shelf._buffers) == 3
-    part = held[1].tensors["w"][4:]  # a view of a view of it
-    del message, held
-    other = shelf.copy(memoryview(encode(Message("y", {}, {"w": torch.full((9,), 7.0)}))))
-    assert len(shelf._buffers) == 3 and bytes(other[:8]) and torch.equal(part, torch.full((5,), 1.0))
-
-
-def test_letters_grow_and_are_read_in_place() -> None:
+def test_shared_buffers_grow_and_are_read_in_place() -> None:
     kept: list[Any] = []
-    path = share(kept)
-    writer, reader = Letters(path), Letters(path)
+    path = shared_file(kept)
+    writer, reader = SharedBuffer(path), SharedBuffer(path)
     for parts in ([b"abc", None], [b"x" * 1000, b"yz"], [b"", b"z" * 100000], [b"abc", b"de"]):
         found = reader.read(writer.write(*parts))
         assert [None if part is None else bytes(part) for part in found] == parts
-    place = writer.room(5)
-    place[:] = b"hello"
-    found = reader.read(writer.write(place, b"w" * (1 << 20)))  # grows after the first part is in
-    assert [bytes(part) for part in found if part is not None] == [b"hello", b"w" * (1 << 20)]
+    (view,) = reader.read(writer.write(b"one"))
+    writer.write(b"two")
+    assert view == b"two"
     for end in (writer, reader, *kept):
         end.close()
 
@@ -134,9 +119,11 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
     with Pool(2) as pool:
 
         def kill() -> None:
-            struck: list[Laid | None] = []  # a job that loses three workers, on a slow machine, would be given up
+            struck: list[
+                PreparedJob | None
+            ] = []  # a job that loses three workers, on a slow machine, would be given up
             while not stop.wait(2.0):
-                alive = [(worker.process.pid, worker.busy) for worker in pool._crew if worker.process.is_alive()]
+                alive = [(worker.process.pid, worker.job) for worker in pool._workers if worker.process.is_alive()]
                 victims = [(pid, laid) for pid, laid in alive if laid is None or all(laid is not one for one in struck)]
                 if victims:
                     pid, laid = random.choice(victims)
@@ -181,7 +168,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     code = (
         "import os, signal\nfrom fedfactor.engines import Pool\nfrom tests.helpers.tiny import run\n"
         "pool = Pool(2)\nrun(engine=pool, rounds=1)\n"
-        "print(*[worker.process.pid for worker in pool._crew], flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(*[worker.process.pid for worker in pool._workers], flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=root)
@@ -204,9 +191,12 @@ class Cursed:
 
 def test_a_task_that_workers_cannot_read_is_named_at_once() -> None:
     cursed, lock = Cursed(), threading.Lock()
-    with Pool(2) as pool, pytest.raises(Unstarted, match=r"cannot read the task: ZeroDivisionError: .*inline engine"):
+    with (
+        Pool(2) as pool,
+        pytest.raises(WorkerStartError, match=r"cannot read the task: ZeroDivisionError: .*inline engine"),
+    ):
         run(model=lambda: (cursed, Tiny())[1], engine=pool)
-    with Pool(2) as pool, pytest.raises(Unstarted, match=r"cannot be sent .* cannot pickle '_thread.lock'"):
+    with Pool(2) as pool, pytest.raises(WorkerStartError, match=r"cannot be sent .* cannot pickle '_thread.lock'"):
         run(model=lambda: (lock, Tiny())[1], engine=pool)
 
 
@@ -218,7 +208,7 @@ def test_large_data_are_mapped_and_models_built_once_a_worker(monkeypatch: pytes
             file.write(f"{os.getpid()}\n")
         return Tiny()
 
-    monkeypatch.setattr("fedfactor.engines.pool.MAPPED", 1000)
+    monkeypatch.setattr("fedfactor.engines.pool.MAPPED_BYTES", 1000)
     with Pool(2) as pool:
         run(model=build, engine=pool, rounds=3, capacities={1.0: 1.0})
         assert len(pool._payload) < data().train[0].numel()  # whose entries take four bytes each
@@ -230,7 +220,7 @@ def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
     expected = run(rounds=3).summary
 
     def kill(event: dict[str, Any]) -> None:
-        for worker in pool._crew:
+        for worker in pool._workers:
             worker.process.kill()
             worker.process.join()
 

@@ -211,7 +211,7 @@ def test_a_model_that_answers_otherwise_is_not_written(tmp_path: Path, monkeypat
 def test_code_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run", "model={name='digits_cnn', width=0.125}")
     (tmp_path / "model_architecture.py").write_text("mine = 1\n")
-    with pytest.raises(ExportError, match=r"model_architecture\.py is somebody else's file"):
+    with pytest.raises(ExportError, match=r"model_architecture\.py exists and was not written by an export"):
         export(folder, tmp_path / "model.safetensors")
     export(folder, tmp_path / "again.safetensors")
     export(folder, tmp_path / "again.safetensors")  # its own it may

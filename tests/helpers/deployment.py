@@ -7,16 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedfactor.engines import Done, Inline, Job
-from fedfactor.engines.flower import keeper
-from fedfactor.engines.flower.control import Progress
+from fedfactor.engines.flower.control import RunProgress
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.execute import run, summary_of
 from fedfactor.runs.flower.local import Deployment
@@ -66,13 +66,13 @@ def events(directory: Path) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == "round"]
 
 
-def finish(deployment: Deployment, run: int, seconds: float = 900) -> Progress:
+def finish(deployment: Deployment, run: int, seconds: float = 900) -> RunProgress:
     """Wait for the end of a run, starting nodes again that ended."""
-    found = list[Progress]()
+    found = list[RunProgress]()
 
     def done() -> bool:
         for node in deployment.nodes.values():
-            node.look()
+            node.poll()
         found[:] = [deployment.control.progress(run)]
         return found[0].finished
 
@@ -92,15 +92,15 @@ def wait_for(ready: Callable[[], Any], seconds: float, what: str) -> None:
 
 def process_named(name: str, of: int) -> int:
     """Return the process that runs a command of Flower's, among those that come from another."""
-    commands = {one: {Path(word).name for word in words_of(one)} for one in keeper.descendants(of)}
-    found = [one for one, words in commands.items() if name in words and "keeper.py" not in words]
+    commands = {one: {Path(word).name for word in words_of(one)} for one in descendants(of)}
+    found = [one for one, words in commands.items() if name in words and "supervisor.py" not in words]
     assert len(found) == 1, f"{name}: {found}"
     return found[0]
 
 
 def processes_about(path: Path) -> list[int]:
     """Return all processes of this machine whose command line names something in a folder."""
-    return [one for one, _ in keeper._parents() if any(str(path) in word for word in words_of(one))]
+    return [one for one in psutil.pids() if any(str(path) in word for word in words_of(one))]
 
 
 def words_of(process: int) -> list[str]:
@@ -131,4 +131,14 @@ def listening(port: int) -> bool:
 
 def own_processes() -> set[int]:
     """Return all processes that come from this one."""
-    return set(keeper.descendants(os.getpid()))
+    return descendants(os.getpid())
+
+
+def descendants(process: int) -> set[int]:
+    """Return all processes that come from one, without those that have ended and were not waited for."""
+    found = set()
+    for one in psutil.Process(process).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if one.status() != psutil.STATUS_ZOMBIE:
+                found.add(one.pid)
+    return found

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from fedfactor import testing
-from fedfactor.data import digits
+from fedfactor.data import iid, load
 from fedfactor.data.clients import FederatedData
 from fedfactor.protocol.method import Method
 from fedfactor.registry import create, names
+from fedfactor.rng import numpy_rng
 from fedfactor.server.result import Result
 from fedfactor.task import Task
 from fedfactor.testing import SmallNet as Tiny
@@ -36,13 +37,13 @@ FIELDS = {"pufferfish": {"warmup": 1}}
 @functools.cache
 def data(even: bool = True) -> FederatedData:
     """Six clients of 40 digits each (uneven: 20 to 60)."""
-    whole = digits(clients=1, seed=3)
-    where = whole.train_of[0]
+    whole = load("digits", split_seed=3)
+    train, central = ((torch.from_numpy(x).float() / 16, torch.from_numpy(y)) for x, y in (whole.train, whole.test))
+    where = torch.from_numpy(iid(whole.train[1], 1, numpy_rng(3, "partition"))[0])
     edges = [0, 40, 80, 120, 160, 200, 240] if even else [0, 20, 60, 120, 150, 205, 240]
     parts = [where[a:b] for a, b in itertools.pairwise(edges)]
-    assert whole.central is not None
     own = [torch.arange(20) + 20 * client for client in range(6)]
-    return FederatedData(whole.train, parts, whole.central, own)
+    return FederatedData(train, parts, central, own)
 
 
 def task() -> Task:

@@ -90,11 +90,11 @@ def test_settings_of_a_method_come_from_the_recipe_or_from_the_command(tmp_path:
     ):
         with pytest.raises(RecipeError, match=words):
             cells(own, ["fedavg", "fedpara"], [4], tmp_path, **options)
-    with pytest.raises(RecipeError, match="each of them once"):
+    with pytest.raises(RecipeError, match="without repetitions"):
         cells(TABLES, ["fedavg", "fedavg"], [1], tmp_path)
     twice = {**TABLES, "sweep": {"method.gamma": [0.1, 0.2]}, "method": {"name": "fedpara"}}
     with pytest.raises(
-        RecipeError, match=r"several cells about fedpara: gamma=0\.1, gamma=0\.2; choose one with --only"
+        RecipeError, match=r"several cells of the sweep use fedpara: gamma=0\.1, gamma=0\.2; choose one with --only"
     ):
         cells(twice, ["fedpara"], [1], tmp_path)
     assert cells(twice, ["fedpara"], [1], tmp_path, only="*0.2")[0].recipe.method.gamma == 0.2

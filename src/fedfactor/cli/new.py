@@ -77,11 +77,11 @@ class $cls(Method):
 def main() -> None:
     """Train on the digits of scikit-learn (pip install scikit-learn) for a few rounds."""
     import fedfactor
-    from fedfactor.data import digits
+    from fedfactor.data import federated, load
 
     result = fedfactor.simulate(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
-        digits(clients=10),
+        federated(load("digits"), clients=10),
         method=$cls(),
         rounds=10,
         cohort=5,

@@ -19,7 +19,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.profile import timed
 from fedfactor.protocol.coding import code_up, decode_down, decode_up, prefixed, sections
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.message import Bytes, Message, Room, decode, encode
+from fedfactor.protocol.message import Bytes, Message, decode, encode
 from fedfactor.protocol.method import Diagnostics
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
@@ -29,14 +29,14 @@ from fedfactor.task import like
 
 
 @timed("the rest")
-def work(setup: Setup, job: Bytes, state: Bytes | None, room: Room | None = None) -> tuple[Bytes, Bytes | None]:
-    """Do one job; return the reply (written to `room` if given) and the client's new state (`None`: unchanged)."""
+def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | None]:
+    """Run one job and return the reply and the client's new state (`None` if it is unchanged)."""
     message = decode(job)
     client, round = message.fields["client"], message.fields["round"]
     kept, setup = kept_of(setup, state, round), setup.at(round)
     with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
         if message.kind == "train":
-            return _train(setup, message, kept, room)
+            return _train(setup, message, kept)
         if message.kind == "evaluate":
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
@@ -64,7 +64,7 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Ten
     )
 
 
-def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room | None) -> tuple[Bytes, Bytes | None]:
+def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
     examples = setup.task.data.of(fields["client"])
     network, ctx = ready(setup, message, kept, examples[1])
@@ -95,7 +95,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors], room: Room 
         **prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
     }
     fields = {"client": ctx.client, "round": ctx.round}
-    return encode(reply, room), encode(Message("state", fields, state)) if state else None
+    return encode(reply), encode(Message("state", fields, state)) if state else None
 
 
 @timed("training")

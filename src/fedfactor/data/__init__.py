@@ -1,7 +1,6 @@
 """Examples, and how they are split over clients."""
 
 from fedfactor.data.dataset import Dataset
-from fedfactor.data.digits import digits
 from fedfactor.data.federated import federated
 from fedfactor.data.show import counts, draw
 from fedfactor.data.sources import MissingData, load
@@ -15,7 +14,6 @@ __all__ = [
     "Tokens",
     "Transform",
     "counts",
-    "digits",
     "dirichlet",
     "draw",
     "federated",

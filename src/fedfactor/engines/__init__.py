@@ -1,4 +1,4 @@
-"""What carries jobs to clients and replies back: in this process, in others, or over a network."""
+"""Engines run the clients' jobs: in this process, in worker processes, or on other machines."""
 
 from fedfactor.engines.inline import Inline
 from fedfactor.engines.pool import Pool

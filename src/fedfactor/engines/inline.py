@@ -1,4 +1,4 @@
-"""All clients one after another in this process."""
+"""Engine that runs all clients one after another in this process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedfactor.protocol.setup import Setup
 
 @dataclass(frozen=True)
 class Inline:
-    """The reference engine: one torch thread, so that its bits are those of any worker process."""
+    """The reference engine. It uses one torch thread, like worker processes, so that results are bit-identical."""
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-        """Work the jobs off in order."""
+        """Run the jobs in order and yield one result per job."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -26,7 +26,7 @@ class Inline:
                 start = perf_counter()
                 try:
                     reply, state = work(setup, job.message, job.state)
-                except Exception as error:  # a client's failure costs its own update only
+                except Exception as error:  # a failed client must not affect the others
                     yield Done(job.client, None, failure=f"{type(error).__name__}: {error}")
                 else:
                     yield Done(job.client, reply, state, seconds=perf_counter() - start)

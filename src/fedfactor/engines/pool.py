@@ -1,16 +1,15 @@
-"""Clients in worker processes: one a core, one torch thread each, the same bits as in one process.
+"""Engine that runs clients in worker processes, with the same bits as in one process.
 
-Workers come from a fork server that has torch loaded, so that a new one is there in a moment. Each has a pipe of its
-own: a process that is killed cannot take a shared lock with it. Large tensors of the task are mapped, not copied, and
-so are messages: through the pipe go only their sizes. Jobs are made and laid out ahead, one a worker, in the order
-given, and an answer is read while its worker is busy with the next job, so that no worker waits for this process. A
-worker that dies is replaced and its job done again; a job that has killed three workers is given up.
+There is one worker per core, with one torch thread each. Workers are forked from a server process that has imported
+torch, so they start quickly. Each has a pipe of its own, so a killed worker cannot hold a shared lock. Messages and the
+large tensors of the task are in shared memory; only their sizes go through the pipes. One job per worker is prepared
+ahead, and a reply is copied while its worker runs the next job, so that workers do not wait for this process. A worker
+that dies is replaced and its job is run again; a job that has killed three workers counts as failed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import mmap
 import multiprocessing
@@ -21,11 +20,12 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -36,48 +36,39 @@ from torch import Tensor
 from fedfactor import profile
 from fedfactor.client.work import work
 from fedfactor.protocol.engine import Done, Job
-from fedfactor.protocol.message import Bytes, Parcel, Room
+from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.setup import Setup
 
-LIVES = 3
-"""Workers that a job may kill before it counts as failed."""
-MAPPED = 1 << 20
-"""Tensors of more bytes than this are mapped into the workers."""
+MOST_KILLED = 3
+"""Number of workers that a job may kill before it counts as failed."""
+MAPPED_BYTES = 1 << 20
+"""Tensors larger than this are shared with the workers instead of copied."""
 
 
-class Letters:
-    """Memory that two processes map: one writes bytes there, the other reads them in place."""
+class SharedBuffer:
+    """Memory that two processes map: one writes messages, the other reads them in place.
+
+    Sending messages through pipes instead takes 4 % more processor time (CIFAR workload of `benchmarks/rounds.py`).
+    """
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("r+b", buffering=0)  # noqa: SIM115
         self._map: Any = b""
-        self._room: memoryview | None = None
 
-    def room(self, size: int) -> memoryview:
-        """Return the place of the first part, to write it there and then to give it to `write`."""
-        self._room = self._places([size], grow=True)[0]
-        assert self._room is not None
-        return self._room
-
-    def write(self, *parts: Parcel | Bytes | None) -> list[int]:
-        """Put parts in and return their sizes, which the reader has to be told."""
+    def write(self, *parts: Bytes | None) -> list[int]:
+        """Write the parts and return their sizes, which the reader needs; -1 stands for `None`."""
         sizes = [-1 if part is None else len(part) for part in parts]
-        for place, part in zip(self._places(sizes, grow=True), parts, strict=True):
-            if isinstance(part, Parcel):
-                part.write(place)
-            elif place is not None and part is not None and part is not self._room:
+        needed = sum(map(_padded, sizes))
+        if needed > len(self._map):
+            self._file.truncate(needed + needed // 4)
+        for place, part in zip(self.read(sizes), parts, strict=True):
+            if place is not None and part is not None:
                 place[:] = part
         return sizes
 
     def read(self, sizes: list[int]) -> list[memoryview | None]:
-        """Return where the parts are; they stay as they are until the writer writes again."""
-        return self._places(sizes)
-
-    def _places(self, sizes: list[int], *, grow: bool = False) -> list[memoryview | None]:
-        needed = sum(map(_padded, sizes))
-        if needed > len(self._map):
-            if grow:
-                self._file.truncate(needed + needed // 4)
+        """Return views of the parts; they are valid until the writer writes again."""
+        if sum(map(_padded, sizes)) > len(self._map):
             self._map = mmap.mmap(self._file.fileno(), 0)
         whole, found, position = memoryview(self._map), list[memoryview | None](), 0
         for size in sizes:
@@ -86,130 +77,91 @@ class Letters:
         return found
 
     def close(self) -> None:
-        """Let go of the file; what was read stays readable."""
+        """Close the file; views that were read stay valid."""
         self._file.close()
 
 
 def _padded(size: int) -> int:
-    """Round up to whole cache lines: tensors within a part must not straddle their own size."""
+    """Round up to whole cache lines, so that the tensors within each part are aligned."""
     return -(-max(size, 0) // 64) * 64
 
 
-def _unheld() -> int:
-    """Count the references to a buffer that only a list and a loop over it know: versions of Python differ."""
-    return next(sys.getrefcount(buffer) for buffer in [bytearray()])
-
-
-UNHELD = _unheld()
-
-
-class Shelf:
-    """Memory for replies that is used again when nobody holds them any more: new memory must be zeroed first."""
-
-    def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
-
-    def copy(self, data: memoryview) -> memoryview:
-        """Return a copy that can be written to."""
-        size = len(data)
-        for buffer in self._buffers:
-            if size <= len(buffer) <= 2 * size and sys.getrefcount(buffer) == UNHELD:
-                break
-        else:
-            buffer = bytearray(size + size // 8)
-            self._buffers.append(buffer)
-        found = memoryview(buffer)[:size]
-        found[:] = data
-        return found
+class WorkerStartError(RuntimeError):
+    """Worker processes cannot run this task."""
 
 
 @dataclass
-class Laid:
-    """A job whose message lies ready where every worker can read it."""
+class PreparedJob:
+    """A job whose message is in a shared buffer, where every worker can read it."""
 
-    job: Job
-    place: int
+    client: int
+    buffer: int
     sizes: list[int]
 
 
 @dataclass
-class Answer:
-    """What a worker wrote, where it wrote it; it stays there until the worker's answer after the next."""
-
-    reply: memoryview | None
-    state: memoryview | None
-    failure: str
-
-    def copied(self, shelf: Shelf) -> tuple[Bytes | None, Bytes | None]:
-        """Return reply and new state in memory of our own."""
-        reply, state = self.reply, self.state
-        return None if reply is None else shelf.copy(reply), None if state is None else bytes(state)
-
-
-class Unstarted(RuntimeError):
-    """No worker process can do this task."""
-
-
-@dataclass
 class Worker:
-    """One process and the job it is busy with."""
+    """A worker process and the job that it is running."""
 
     number: int
     process: BaseProcess
     pipe: Connection
-    ups: list[Letters]
-    """It answers to these in turn: one is read while it writes to the other."""
-    shared: list[Any]
-    """What keeps the letters' memory alive."""
-    busy: Laid | None = None
+    replies: list[SharedBuffer]
+    """The worker writes replies to these in turn: one is read while it writes to the other."""
+    files: list[Any]
+    """Open files that keep the memory of `replies` alive."""
+    job: PreparedJob | None = None
     started: float = 0.0
 
     def __post_init__(self) -> None:
-        self._turns = cycle(self.ups)
+        self._turns = cycle(self.replies)
 
-    def give(self, laid: Laid) -> None:
-        """Have it do a job; raises `OSError` if it is dead."""
-        self.busy, self.started = laid, perf_counter()
-        self.pipe.send((laid.place, laid.sizes, profile.current() is not None))
+    def send(self, job: PreparedJob) -> None:
+        """Start a job; raises `OSError` if the process is dead."""
+        self.job, self.started = job, perf_counter()
+        self.pipe.send((job.buffer, job.sizes, profile.current() is not None))
 
-    def answer(self) -> Answer:
-        """Return what it wrote; raises `EOFError` or `OSError` if it is dead, `Unstarted` if it never lived."""
+    def receive(self) -> tuple[memoryview | None, memoryview | None, str]:
+        """Return the reply, the new state and the failure; the views are valid until the reply after the next.
+
+        Raises `EOFError` or `OSError` if the process is dead, `WorkerStartError` if it could not read the task.
+        """
         sizes, failure, track = self.pipe.recv()
         if sizes is None:
-            raise Unstarted(
-                f"a worker process cannot read the task: {failure}. Data and model have to survive being copied to "
-                "another process; the inline engine does without"
+            raise WorkerStartError(
+                f"a worker process cannot read the task: {failure}. Data and model must be picklable, or use the "
+                "inline engine"
             )
         if track is not None and (recorder := profile.current()) is not None:
             recorder.absorb(self.number, track)
         reply, state = next(self._turns).read(sizes)
-        return Answer(reply, state, failure)
+        return reply, state, failure
 
-    def dismiss(self) -> None:
-        """Close everything that leads to the process; it ends when its pipe does."""
-        for end in (self.pipe, *self.ups, *self.shared):
+    def close(self) -> None:
+        """Close the pipe, which ends the process, and the files."""
+        for end in (self.pipe, *self.replies, *self.files):
             end.close()
 
 
 @dataclass
 class Pool:
-    """Runs the jobs of a run in worker processes, which stay until `close`."""
+    """Engine that runs jobs in worker processes, which live until `close`."""
 
     workers: int = 0
-    """How many; 0: one a core."""
-    _crew: list[Worker] = field(default_factory=list)
+    """Number of workers; 0 means one per core."""
+    _workers: list[Worker] = field(default_factory=list)
     _setup: Setup | None = None
     _payload: bytes = b""
-    _shared: list[Any] = field(default_factory=list)
-    _downs: list[Letters] = field(default_factory=list)
+    _files: list[Any] = field(default_factory=list)
+    _buffers: list[SharedBuffer] = field(default_factory=list)
+    """Messages to the workers."""
     _paths: list[str] = field(default_factory=list)
-    _blank: list[int] = field(default_factory=list)
-    """Which of the letters to the workers nobody needs any more."""
-    _shelf: Shelf = field(default_factory=Shelf)
+    _free: list[int] = field(default_factory=list)
+    """Which of the buffers can be written to."""
 
     def __post_init__(self) -> None:
         if self.workers < 0:
-            raise ValueError(f"a pool has at least one worker (0: one a core), got {self.workers}")
+            raise ValueError(f"workers must be at least 1 (or 0 for one per core), got {self.workers}")
 
     def __enter__(self) -> Pool:
         return self
@@ -218,147 +170,159 @@ class Pool:
         self.close()
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-        """Yield one result a job, as they come."""
-        if any(worker.busy for worker in self._crew):  # an earlier round was given up half way
+        """Yield one result per job, in the order in which they finish."""
+        if any(worker.job for worker in self._workers):  # the caller stopped in the middle of an earlier round
             self.close()
-        self._prepare(setup)
-        self._blank = list(range(len(self._downs)))
-        coming, ready = iter(jobs), deque[Laid]()
-        deaths: dict[int, int] = {}
+        self._start(setup)
+        self._free = list(range(len(self._buffers)))
+        coming, ready = iter(jobs), deque[PreparedJob]()
+        killed: dict[int, int] = {}
         while True:
-            for worker in self._crew:
-                if worker.busy is None and (ready or self._lay(coming, ready)):
-                    self._give(worker, ready.popleft())
-            busy = {worker.pipe: worker for worker in self._crew if worker.busy is not None}
+            for worker in self._workers:
+                if worker.job is None and (ready or self._prepare(coming, ready)):
+                    self._send(worker, ready.popleft())
+            busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
             if not busy:
                 return
-            while len(ready) < len(self._crew) and self._lay(coming, ready):  # made while the workers are busy
+            while len(ready) < len(self._workers) and self._prepare(coming, ready):  # while the workers are busy
                 pass
             with profile.span("waiting"):
                 answered = wait(list(busy))
             for pipe in answered:
                 worker = busy[pipe]  # type: ignore[index]
-                laid = worker.busy
-                assert laid is not None
+                job = worker.job
+                assert job is not None
                 try:
-                    answer = worker.answer()
+                    reply, state, failure = worker.receive()
                 except (EOFError, OSError):
                     self._replace(worker)
-                    client = laid.job.client
-                    deaths[client] = deaths.get(client, 0) + 1
-                    if deaths[client] < LIVES:
-                        ready.appendleft(laid)
+                    killed[job.client] = killed.get(job.client, 0) + 1
+                    if killed[job.client] < MOST_KILLED:
+                        ready.appendleft(job)
                     else:
-                        self._blank.append(laid.place)
-                        yield Done(client, None, failure=f"killed {LIVES} worker processes")
+                        self._free.append(job.buffer)
+                        yield Done(job.client, None, failure=f"killed {MOST_KILLED} worker processes")
                     continue
-                seconds, worker.busy = perf_counter() - worker.started, None
+                seconds, worker.job = perf_counter() - worker.started, None
                 if ready:
-                    self._give(worker, ready.popleft())
-                self._blank.append(laid.place)
-                yield Done(laid.job.client, *answer.copied(self._shelf), answer.failure, seconds)
+                    self._send(worker, ready.popleft())
+                self._free.append(job.buffer)
+                yield Done(
+                    job.client,
+                    None if reply is None else bytearray(reply),  # writable, so that decoding needs no further copy
+                    None if state is None else bytes(state),
+                    failure,
+                    seconds,
+                )
 
-    def _give(self, worker: Worker, laid: Laid) -> None:
-        """Give a job to a worker, or to its successor: the death of an idle one is not the client's doing."""
+    def _send(self, worker: Worker, job: PreparedJob) -> None:
+        """Send a job to a worker, or to its replacement: the death of an idle worker is not the client's fault."""
         try:
-            worker.give(laid)
+            worker.send(job)
         except OSError:
             self._replace(worker)
-            with contextlib.suppress(OSError):  # found out, and mended, when we wait for it
-                self._crew[worker.number].give(laid)
+            with contextlib.suppress(OSError):  # `run` notices that it is dead, too, when it receives
+                self._workers[worker.number].send(job)
 
-    def _lay(self, coming: Iterator[Job], ready: deque[Laid]) -> bool:
-        """Lay out the next job, if there is one, for whichever worker is free first; tell whether there was."""
-        for job in islice(coming, 1):
-            place = self._blank.pop()
-            ready.append(Laid(job, place, self._downs[place].write(job.parcel, job.state)))
-            return True
-        return False
+    def _prepare(self, coming: Iterator[Job], ready: deque[PreparedJob]) -> bool:
+        """Write the next job to a shared buffer, for the worker that is free first; return whether there was one."""
+        job = next(coming, None)
+        if job is None:
+            return False
+        buffer = self._free.pop()
+        ready.append(PreparedJob(job.client, buffer, self._buffers[buffer].write(job.message, job.state)))
+        return True
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._crew:
-            worker.dismiss()
-        for worker in self._crew:
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
             worker.process.join(5)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
-        self._crew.clear()
-        for handle in (*self._downs, *self._shared):
-            handle.close()
-        for kept in (self._downs, self._paths, self._shared):
+        self._workers.clear()
+        for end in (*self._buffers, *self._files):
+            end.close()
+        for kept in (self._buffers, self._paths, self._files):
             kept.clear()
-        self._shelf = Shelf()
         self._setup = None
 
-    def _prepare(self, setup: Setup) -> None:
-        if self._setup is setup and self._crew:
+    def _start(self, setup: Setup) -> None:
+        """Start the workers, unless they run with this setup already."""
+        if self._setup is setup and self._workers:
             return
         self.close()
         self._setup = setup
-        # Without the networks it has built: every worker builds its own, from the same seed.
+        # Without the networks that the setup has built: every worker builds its own, from the same seed.
         fresh = Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training)
-        buffer = io.BytesIO()
+        stream = io.BytesIO()
         try:
-            _Pickler(buffer, self._shared).dump(fresh)
+            _Pickler(stream, self._files).dump(fresh)
         except Exception as error:
-            raise Unstarted(
-                f"the task cannot be sent to worker processes: {type(error).__name__}: {error}. Data and model have to "
-                "survive pickling; the inline engine does without"
+            raise WorkerStartError(
+                f"the task cannot be sent to worker processes: {type(error).__name__}: {error}. Data and model must be "
+                "picklable, or use the inline engine"
             ) from error
-        self._payload = buffer.getvalue()
+        self._payload = stream.getvalue()
         workers = self.workers or _cores()
-        self._paths = [share(self._shared) for _ in range(2 * workers)]  # what each is busy with, and its next
-        self._downs = [Letters(path) for path in self._paths]
-        self._crew = [self._hire(number) for number in range(workers)]
+        self._paths = [shared_file(self._files) for _ in range(2 * workers)]  # for a running and a prepared job each
+        self._buffers = [SharedBuffer(path) for path in self._paths]
+        self._workers = [self._start_worker(number) for number in range(workers)]
 
-    def _hire(self, number: int) -> Worker:
+    def _start_worker(self, number: int) -> Worker:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["fedfactor.engines.pool"])
+        context.set_forkserver_preload([__name__])
         ours, theirs = context.Pipe()
-        shared: list[Any] = []
-        ups = [share(shared), share(shared)]
-        process = context.Process(target=_serve, args=(theirs, self._payload, self._paths, ups), daemon=True)
-        with _without_main():
+        files: list[Any] = []
+        paths = [shared_file(files), shared_file(files)]
+        process = context.Process(target=_serve, args=(theirs, self._payload, self._paths, paths), daemon=True)
+        # multiprocessing runs the main script again in each new process, unless the main module has no file, and has no
+        # option to turn this off. Workers get all they need in the payload, so scripts work without a guard
+        # `if __name__ == "__main__"`. Starting fresh interpreters instead would take 2.7 s of processor time per worker
+        # to import torch; a forked worker takes 0.01 s.
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
             process.start()
+        finally:
+            sys.modules["__main__"] = main
         theirs.close()
-        return Worker(number, process, ours, [Letters(path) for path in ups], shared)
+        return Worker(number, process, ours, [SharedBuffer(path) for path in paths], files)
 
     def _replace(self, worker: Worker) -> None:
-        worker.dismiss()
+        worker.close()
         worker.process.kill()
         worker.process.join()
-        self._crew[worker.number] = self._hire(worker.number)
+        self._workers[worker.number] = self._start_worker(worker.number)
 
 
-def _serve(pipe: Connection, payload: bytes, downs: list[str], ups: list[str]) -> None:
-    """Be a worker: do jobs until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may want this round's answers
+def _serve(pipe: Connection, payload: bytes, job_paths: list[str], reply_paths: list[str]) -> None:
+    """Run jobs in a worker process until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may finish the round first
     torch.set_num_threads(1)
-    _keep_freed_memory()
     try:
-        setup: Setup = cloudpickle.loads(payload)  # written by our own parent process; messages are never unpickled
+        setup: Setup = cloudpickle.loads(payload)  # written by the parent process; messages are never unpickled
     except Exception as error:
         pipe.send((None, f"{type(error).__name__}: {error}", None))
         return
-    jobs, turns = [Letters(path) for path in downs], cycle([Letters(path) for path in ups])
+    jobs, turns = [SharedBuffer(path) for path in job_paths], cycle([SharedBuffer(path) for path in reply_paths])
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            place, sizes, recorded = pipe.recv()
-            answers = next(turns)
+            buffer, sizes, recorded = pipe.recv()
             with profile.recording() if recorded else contextlib.nullcontext() as recorder:
-                reply, new, failure = _done(setup, jobs[place].read(sizes), answers.room)
+                reply, state, failure = _run_job(setup, *jobs[buffer].read(sizes))
             track = None if recorder is None else recorder.mine
-            pipe.send((answers.write(reply, new), failure, track))
+            pipe.send((next(turns).write(reply, state), failure, track))
 
 
-def _done(setup: Setup, job: list[memoryview | None], room: Room) -> tuple[Bytes | None, Bytes | None, str]:
-    message, state = job
+def _run_job(
+    setup: Setup, message: memoryview | None, state: memoryview | None
+) -> tuple[Bytes | None, Bytes | None, str]:
     assert message is not None
     try:
-        return *work(setup, message, state, room), ""
-    except Exception as error:  # a client's failure costs its own update only
+        return *work(setup, message, state), ""
+    except Exception as error:  # a failed client must not affect the others
         return None, None, f"{type(error).__name__}: {error}"
 
 
@@ -367,69 +331,37 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _keep_freed_memory() -> None:
-    """Have the C library keep freed memory for the next step, which needs as much again, where it knows how to.
-
-    By default it gives large blocks back to the system, which fills new ones with zeros, page by page.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Their numbers in glibc's malloc.h."""
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what workers need; large tensors as places to map them from."""
+    """Pickler that replaces large tensors by shared files to map."""
 
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file)
-        self._kept = shared
+    def __init__(self, stream: io.BytesIO, files: list[Any]) -> None:
+        super().__init__(stream)
+        self._files = files
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, Tensor) and thing.device.type == "cpu" and thing.numel() * thing.element_size() > MAPPED:
-            return _mapped, (self._place(thing), str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
+        size = thing.numel() * thing.element_size() if isinstance(thing, Tensor) else 0
+        if size > MAPPED_BYTES and thing.device.type == "cpu":
+            raw = memoryview(thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+            path = shared_file(self._files)
+            self._files[-1].write(raw)
+            self._files[-1].flush()
+            return _map_tensor, (path, str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
         return super().reducer_override(thing)
 
-    def _place(self, tensor: Tensor) -> str:
-        """Write a tensor where other processes can map it."""
-        raw = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        path = share(self._kept)
-        self._kept[-1].write(raw)
-        self._kept[-1].flush()
-        return path
 
+def shared_file(files: list[Any]) -> str:
+    """Create a file that other processes can map, in memory if possible, and return its path.
 
-def share(kept: list[Any]) -> str:
-    """Make a file that other processes can map: memory without a name, or else a temporary file.
-
-    It lives as long as its handle, which is put into `kept`.
+    The file exists until its handle, which is appended to `files`, is closed.
     """
     if hasattr(os, "memfd_create"):
-        kept.append(os.fdopen(os.memfd_create("fedfactor"), "wb"))
-        return f"/proc/{os.getpid()}/fd/{kept[-1].fileno()}"
-    kept.append(tempfile.NamedTemporaryFile("wb"))  # noqa: SIM115
-    return str(kept[-1].name)
+        files.append(os.fdopen(os.memfd_create("fedfactor"), "wb"))
+        return f"/proc/{os.getpid()}/fd/{files[-1].fileno()}"
+    files.append(tempfile.NamedTemporaryFile("wb"))  # noqa: SIM115
+    return str(files[-1].name)
 
 
-def _mapped(path: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Map a tensor; pages are shared until somebody writes to them, and nobody does."""
+def _map_tensor(path: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Map a tensor; processes share its memory as long as none of them writes to it."""
     raw = np.memmap(Path(path), mode="c", dtype=np.uint8)
     return torch.from_numpy(raw).view(getattr(torch, dtype)).view(shape)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep a new process from importing the main script again: what it needs of it comes with the payload."""
-    main = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: main.__dict__.pop(name) for name in ("__file__", "__spec__") if name in main.__dict__
-    }
-    main.__dict__["__spec__"] = None
-    try:
-        yield
-    finally:
-        main.__dict__.update(hidden)

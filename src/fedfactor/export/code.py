@@ -1,8 +1,7 @@
-"""The code of a plain network: what has to lie beside its weights, or where the user's own package has it."""
+"""The source code that builds an exported network: a file beside its weights, or an import of the user's package."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
@@ -19,23 +18,25 @@ from fedfactor.runs.sections import builder_of
 from fedfactor.runs.tasks import model_options
 
 HEAD = "# Plain torch: the network of the weights beside this file."
+"""First line of every file that is written here; a file without it is not overwritten."""
 
 
 @dataclass(frozen=True)
-class Code:
-    """How the plain network is built without this library."""
+class NetworkCode:
+    """Python code that builds the plain network without this library."""
 
     line: str
-    """Imports it."""
+    """Import statement; empty if `text` defines the network."""
     call: str
+    """Expression that builds the network."""
     text: str | None = None
-    """Source that has to lie beside the weights, where no package of the user's has it."""
+    """Source of the file to write beside the weights, if the network is not in a package of the user's."""
     reason: str = ""
-    """Why there is none."""
+    """Why no such code exists; otherwise empty."""
 
 
-def architecture(taken: Taken) -> Code:
-    """Find how the plain network is built: the recipe's model at one of the widths that the method asks for."""
+def architecture(taken: Taken) -> NetworkCode:
+    """Return the code that builds the plain network: the recipe's model at one of the widths that the method uses."""
     run, setup = taken.run, taken.result.federation.setup.at(taken.result.server.round)
     table, wanted = run.recipe.tables["model"], _shapes(taken.model)
     options = model_options(table, taken.facts["classes"])
@@ -56,12 +57,12 @@ def architecture(taken: Taken) -> Code:
         if _shapes(builder(**given)) == wanted:
             break
     else:
-        reason = f"{table['name']} builds no network with the tensors of the composed one"
-        return Code("", "", reason=f"{reason}; .pt2 and .onnx hold the network too")
+        reason = f"{table['name']} does not build a network with the tensors of the exported one"
+        return NetworkCode("", "", reason=f"{reason}: choose .pt2 or .onnx, which contain the network itself")
     arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
     if module.startswith("fedfactor."):
-        return Code("", "build()", source(module, f"{name}({arguments})"))
-    return Code(f"from {module} import {name}", f"{name}({arguments})")
+        return NetworkCode("", "build()", source(module, f"{name}({arguments})"))
+    return NetworkCode(f"from {module} import {name}", f"{name}({arguments})")
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -69,46 +70,41 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def source(module: str, call: str) -> str:
-    """Write a module of the network alone: the files that define it, without what only this library needs."""
-    bodies: dict[str, str] = {}
-    imports: dict[str, None] = {}
-    _collect(module, bodies, imports)
-    head = f"{HEAD}\n# From fedfactor {fedfactor.__version__} (Apache-2.0).\n\n" + "\n".join(imports)
+    """Return the source of a module that builds the network and imports torch alone.
+
+    It consists of the package's modules that define the network, without their imports from each other.
+    """
+    sections: dict[str, str] = {}
+    _collect(module, sections)
+    head = f"{HEAD}\n# From fedfactor {fedfactor.__version__} (Apache-2.0).\n\n{FUTURE}"
     build = f'def build():\n    """Return the network, untrained."""\n    return {call}'
-    return "\n\n\n".join([head, *bodies.values(), build]) + "\n"
+    return "\n\n".join([head, REGISTER, *sections.values(), build]) + "\n"
 
 
-def _collect(module: str, bodies: dict[str, str], imports: dict[str, None]) -> None:
-    """Add a module of ours after those it imports from, without its docstring, imports and entries in registries."""
+def _collect(module: str, sections: dict[str, str]) -> None:
+    """Add the source of a module of this package to `sections`, after the modules that it imports from."""
     text = inspect.getsource(importlib.import_module(module))
-    dropped = set[int]()
-    for number, node in enumerate(ast.parse(text).body):
-        spans: list[ast.stmt | ast.expr] = []
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            spans.append(node)
-            source = str(getattr(node, "module", ""))
-            if not source.startswith("fedfactor."):
-                imports[ast.unparse(node)] = None
-            elif source != "fedfactor.registry" and source not in bodies:
-                _collect(source, bodies, imports)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            spans += [one for one in node.decorator_list if ast.unparse(one).startswith("register(")]
-        elif number == 0 and isinstance(node, ast.Expr):
-            spans.append(node)
-        for span in spans:
-            # A decorator's line starts with the sign before it.
-            dropped |= set(range(span.lineno, (span.end_lineno or span.lineno) + 1))
-    kept = [line for number, line in enumerate(text.splitlines(), start=1) if number not in dropped]
-    bodies[module] = "\n".join(kept).strip()
+    for imported in OWN_IMPORT.findall(text):
+        if imported != "fedfactor.registry" and imported not in sections:
+            _collect(imported, sections)
+    sections[module] = OWN_IMPORT.sub("", text).replace(FUTURE, "")
+
+
+OWN_IMPORT = re.compile(r"^from (fedfactor\.[\w.]+) import (?:\([^)]*\)|.+)\n", re.MULTILINE)
+FUTURE = "from __future__ import annotations\n"
+REGISTER = '''def register(*_, **__):
+    """Stand in for fedfactor's list of networks: return the decorated function as it is."""
+    return lambda build: build
+'''
 
 
 def write_code(path: Path, text: str) -> None:
-    """Write the code, over nothing but what was written here before."""
+    """Write the code; overwrite only files that were written by this function."""
     if path.exists() and not path.read_text(encoding="utf-8").startswith(HEAD):
-        raise ExportError(f"{path} is somebody else's file, and the network's code would go there; choose another name")
+        raise ExportError(f"{path} exists and was not written by an export: choose another name for the model")
     path.write_text(text, encoding="utf-8")
 
 
 def as_module(stem: str) -> str:
-    """Turn a file's name into one that Python can import."""
+    """Turn a file name into the name of a Python module."""
     return re.sub(r"\W|^(?=\d)", "_", stem)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedfactor.export.code import Code, as_module
+from fedfactor.export.code import NetworkCode, as_module
 from fedfactor.export.taking import ExportError, Taken, answers
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.message import Message, encode, read_weights
@@ -32,11 +32,11 @@ class Format:
         """Write the model."""
         raise NotImplementedError
 
-    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+    def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Read the file and run what it holds on the batch."""
         raise NotImplementedError
 
-    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+    def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
         """Return Python that reads and runs it."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class Safetensors(Format):
         fields = {"run": taken.run.recipe.tables["name"], "round": taken.result.server.round}
         path.write_bytes(encode(Message("model", fields, tensors_of(taken.model))))
 
-    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+    def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Build the network by its code and fill it from the file."""
         if code.reason:
             raise ExportError(code.reason)
@@ -62,7 +62,7 @@ class Safetensors(Format):
         fill(model, read_weights(path))
         return answers(model.eval(), taken.batch)
 
-    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+    def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
         """Build, fill, use."""
         line = code.line or f"from {as_module(path.stem)}_architecture import build"
         return (
@@ -80,11 +80,11 @@ class Pt2(Format):
         """Trace the model and write the graph."""
         torch.export.save(traced(taken), path)
 
-    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+    def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Read the graph and run it."""
         return answers(torch.export.load(path).module(), taken.batch)
 
-    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+    def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
         """Load, use."""
         return f'import torch\n\nmodel = torch.export.load("{path.name}").module()\nlogits = model({_zeros(taken)})\n'
 
@@ -112,14 +112,14 @@ class Onnx(Format):
             )
             registry.disabled = False
 
-    def answers(self, path: Path, taken: Taken, code: Code) -> Tensor:
+    def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Run the graph in a runtime that has no torch in it."""
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return torch.from_numpy(session.run(["logits"], {"input": taken.batch.numpy()})[0])
 
-    def snippet(self, path: Path, taken: Taken, code: Code) -> str:
+    def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
         """Load, use."""
         shape = (1, *taken.batch.shape[1:])
         kind = str(taken.batch.dtype).removeprefix("torch.")

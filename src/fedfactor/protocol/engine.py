@@ -1,4 +1,4 @@
-"""The interface of engines, which only move bytes to clients and back."""
+"""The interface of engines, which bring messages to clients and return their replies."""
 
 from __future__ import annotations
 
@@ -6,41 +6,35 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedfactor.protocol.message import Bytes, Parcel
+from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.setup import Setup
 
 
 @dataclass(frozen=True)
 class Job:
-    """A message for one client, and the client's state."""
+    """An encoded message to one client, and the private state that the client starts from."""
 
     client: int
-    parcel: Parcel
-    """The message, not yet written: an engine may write it directly to where the client reads it."""
+    message: Bytes
     state: Bytes | None
-
-    @property
-    def message(self) -> Bytes:
-        """The bytes of the message."""
-        return self.parcel.write()
 
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a job: the reply and the client's new state, or the reason of the failure."""
+    """Result of a job: the encoded reply and the client's new state, or the reason of the failure."""
 
     client: int
     reply: Bytes | None
     state: Bytes | None = None
     failure: str = ""
     seconds: float = 0.0
-    """How long the client worked."""
+    """How long the client worked, in seconds."""
     late: bool = False
-    """Whether this answers a job of an earlier round that had timed out; such a reply is dropped."""
+    """Whether this is the answer to a job of an earlier round, which arrived too late to be used."""
 
 
 class Engine(Protocol):
-    """Runs jobs in any order; the server restores the order of the cohort."""
+    """Runs jobs in any order; the federation aggregates the results in the order of the cohort."""
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result per job."""

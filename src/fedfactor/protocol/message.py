@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,40 +57,9 @@ class Message:
     tensors: Tensors = field(default_factory=dict)
 
 
-Room = Callable[[int], memoryview]
-"""Gives so many bytes that can be written to."""
-
-
-class Parcel:
-    """A message laid out to be written: its header, and its tensors where they are."""
-
-    def __init__(self, message: Message) -> None:
-        self._parts = _parts(message)
-        self._length = sum(map(len, self._parts))
-
-    def __len__(self) -> int:
-        return self._length
-
-    @timed("encoding")
-    def write(self, room: memoryview | None = None) -> Bytes:
-        """Return the message's bytes, in `room` if there is one; they can be written to: decoding copies nothing."""
-        if room is None:
-            return bytearray().join(self._parts)
-        begin = 0
-        for part in self._parts:
-            room[begin : begin + len(part)] = part
-            begin += len(part)
-        return room
-
-
-def encode(message: Message, room: Room | None = None) -> Bytes:
-    """Write a message as bytes, into `room` if there is one; equal messages give equal bytes."""
-    parcel = Parcel(message)
-    return parcel.write(None if room is None else room(len(parcel)))
-
-
 @timed("encoding")
-def _parts(message: Message) -> list[memoryview]:
+def encode(message: Message) -> Bytes:
+    """Return a message as bytes, which are writable so that decoding need not copy; equal messages give equal bytes."""
     header: dict[str, Any] = {
         "__metadata__": {
             "fedfactor": FORMAT,
@@ -111,11 +80,9 @@ def _parts(message: Message) -> list[memoryview]:
         views.append(_raw(tensor))
     text = _WRITER.encode(header).encode()
     if len(text) > LONGEST_HEADER:
-        raise ValueError(
-            f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes, above {LONGEST_HEADER}"
-        )
-    text += b" " * (-len(text) % 8)  # the format aligns tensors to eight bytes
-    return [memoryview(len(text).to_bytes(8, "little")), memoryview(text), *views]
+        raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
+    text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
+    return bytearray().join([len(text).to_bytes(8, "little"), text, *views])
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -1,7 +1,7 @@
-"""Methods side by side, over seeds: runs what is missing, carries on what was cut, and sums it up.
+"""Compare methods over seeds: run the missing cells and resume interrupted ones.
 
-Every cell is a run directory of its own, `DIR/METHOD/seed-N`. For a seed all methods have the same partition and the
-same cohorts: both come from the recipe and the seed alone, and a comparison in which they would differ is refused.
+Each cell has its own run directory, `DIR/METHOD/seed-N`. For one seed, all methods have the same partition and the same
+cohorts, because both depend on the recipe and the seed only; a comparison in which they would differ is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedfactor.runs.execute import run, summary_of
 from fedfactor.runs.recipe import RecipeError
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
-"""What all methods of a seed must have in common: who has which data, and who takes part when."""
+"""Settings that must be equal for all methods: they decide which client has which data, and the cohorts."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with a seed: a recipe, and where it runs."""
+    """One run of a comparison: a method, a seed, the recipe and the run directory."""
 
     method: str
     seed: int
@@ -36,13 +36,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Method and seed in a word."""
+        """Method and seed, for messages."""
         return f"{self.method}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What became of a cell: its summary, or why there is none."""
+    """The summary of a finished cell, or why it failed."""
 
     cell: Cell
     summary: Mapping[str, Any] | None
@@ -62,14 +62,14 @@ def cells(
 ) -> list[Cell]:
     """Return all cells of a comparison, resolved and checked before anything runs.
 
-    A method has its settings from the recipe where the recipe, or a cell of its sweep, is about that method; else its
-    defaults. `method_settings` are of the form `fedpara.gamma=0.3`.
+    If the recipe, or a cell of its sweep, names a method, that method takes its settings from there; other methods have
+    their defaults. `method_settings` have the form `fedpara.gamma=0.3`.
     """
     for name, given in (("methods", methods), ("seeds", seeds)):
         if not given or len(set(given)) != len(given):
-            raise RecipeError(f"a comparison needs {name}, each of them once, got {list(given)}")
+            raise RecipeError(f"a comparison needs at least one of {name}, without repetitions; got {list(given)}")
     for method in methods:
-        create("methods", method)  # says what there is
+        create("methods", method)  # an unknown name raises an error that lists the methods
     own = _own_settings(methods, method_settings)
     found = []
     for seed in seeds:
@@ -86,7 +86,7 @@ def cells(
 
 
 def _own_settings(methods: Sequence[str], assignments: Sequence[str]) -> dict[str, list[str]]:
-    """Sort `fedpara.gamma=0.3` by method."""
+    """Group settings such as `fedpara.gamma=0.3` by method."""
     own: dict[str, list[str]] = {method: [] for method in methods}
     for assignment in assignments:
         method, dot, rest = assignment.partition(".")
@@ -99,7 +99,7 @@ def _own_settings(methods: Sequence[str], assignments: Sequence[str]) -> dict[st
 
 
 def _tables_of(tables: recipes.Table, method: str, settings: list[str], only: str, where: str) -> recipes.Table:
-    """Return the recipe of a method: the sweep's cell about it, or the recipe with that method."""
+    """Return the recipe of a method: the sweep's cell for this method, or the base recipe with this method."""
     found = recipes.overridden_cells(tables, settings)
     about = {
         name: cell
@@ -108,7 +108,7 @@ def _tables_of(tables: recipes.Table, method: str, settings: list[str], only: st
     }
     if len(about) > 1:
         raise RecipeError(
-            f"{where}: the sweep has several cells about {method}: {', '.join(about)}; choose one with --only"
+            f"{where}: several cells of the sweep use {method}: {', '.join(about)}; choose one with --only"
         )
     if about:
         return next(iter(about.values()))
@@ -122,14 +122,14 @@ def _method_of(cell: recipes.Table) -> str:
 
 
 def _check_same(row: Sequence[Cell]) -> None:
-    """Refuse methods that would not see the same data and clients."""
+    """Raise RecipeError if two methods would not have the same data and cohorts."""
     for cell in row[1:]:
         for key in SAME:
             ours, theirs = (_at(one.recipe.tables, key) for one in (cell, row[0]))
             if ours != theirs:
                 raise RecipeError(
-                    f"{row[0].method} and {cell.method} cannot be compared: {key} is {theirs!r} and {ours!r}; "
-                    "--set gives both the same"
+                    f"{row[0].method} and {cell.method} cannot be compared: {key} is {theirs!r} and {ours!r}. Set one "
+                    f"value for both with --set {key}=..."
                 )
 
 
@@ -151,9 +151,9 @@ def run_cells(
     data_dir: Path | str | None = None,
     on_start: Callable[[Cell], Listener] = lambda cell: lambda event: None,
 ) -> list[CellOutcome]:
-    """Run the cells that are not finished, `jobs` at once, each in a process of its own where there are several.
+    """Run the cells that are not finished, `jobs` at a time; more than one run in separate processes.
 
-    A cell that fails costs itself only. Results do not depend on `jobs`.
+    A cell that fails does not affect the others. Results do not depend on `jobs`.
     """
     done = {cell.directory: finished(cell.recipe, cell.directory) for cell in chosen}
     missing = [cell for cell in chosen if done[cell.directory] is None]
@@ -178,7 +178,7 @@ def _here(
 def _apart(
     missing: Sequence[Cell], jobs: int, data_dir: Path | str | None, on_start: Callable[[Cell], Listener]
 ) -> Iterator[CellOutcome]:
-    """Hand cells to worker processes, one after another; what they tell comes through pipes."""
+    """Run cells in worker processes, which send events and results through pipes."""
     context, queue = multiprocessing.get_context("spawn"), list(missing)
     workers: dict[Connection, Any] = {}
     running: dict[Connection, tuple[Cell, Listener]] = {}
@@ -202,7 +202,7 @@ def _apart(
                 cell, listen = running[ready]
                 try:
                     kind, said = ready.recv()
-                except EOFError:  # it died without a word
+                except EOFError:  # it was killed
                     workers[ready].join()
                     del running[ready]
                     yield CellOutcome(cell, None, f"its process ended with exit code {workers.pop(ready).exitcode}")
@@ -215,15 +215,15 @@ def _apart(
                     give(ready)
                 yield CellOutcome(cell, said) if kind == "done" else CellOutcome(cell, None, said)
     finally:
-        for worker, process in workers.items():  # done, or interrupted: last commits are on disk
+        for worker, process in workers.items():  # finished or interrupted; committed rounds are on disk
             process.terminate()
             process.join()
             worker.close()
 
 
 def _work(parent: Connection, data_dir: Path | str | None) -> None:
-    """Run cells in this process as they come, and tell what happens, until the parent ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and ends us
+    """Run the cells that the parent sends, and send it events and results, until the parent ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and terminates this process
 
     def tell(kind: str, said: Any) -> None:
         parent.send((kind, said))

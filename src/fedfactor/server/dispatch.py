@@ -9,7 +9,7 @@ from typing import Any
 from fedfactor.profile import span
 from fedfactor.protocol.coding import code_down, decode_down, prefixed
 from fedfactor.protocol.engine import Done, Engine, Job
-from fedfactor.protocol.message import BadMessage, Bytes, Message, Parcel, decode
+from fedfactor.protocol.message import BadMessage, Bytes, Message, decode, encode
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Reply, Tensors, pull
@@ -109,11 +109,11 @@ class Dispatch:
             fields["test"] = kind == "train" and self._rounds.due(round + 1)
             if kind == "train" and self._sizes_change:
                 fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
-            parcel = Parcel(Message(kind, fields, prefixed("model", coded) | prefixed("extra", extras)))
+            message = encode(Message(kind, fields, prefixed("model", coded) | prefixed("extra", extras)))
             if sent is not None:
                 reference = decode_down(setup.codec, trained, coded)
-                sent[who.client] = SentJob(who, plan, reference, extras, len(parcel))
-            yield Job(who.client, parcel, store.read("client", who.client))
+                sent[who.client] = SentJob(who, plan, reference, extras, len(message))
+            yield Job(who.client, message, store.read("client", who.client))
 
     def train(
         self,
@@ -177,7 +177,7 @@ class Dispatch:
 
         def counted(jobs: Iterator[Job]) -> Iterator[Job]:
             for job in jobs:
-                gathered.moved += len(job.parcel)
+                gathered.moved += len(job.message)
                 yield job
 
         for done in self._engine.run(self._setup, counted(self.jobs(kind, server, view, clients, store))):

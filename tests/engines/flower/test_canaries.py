@@ -123,7 +123,7 @@ def refuse(self, address):
     raise OSError("no network")
 socket.socket.connect = refuse
 socket.getaddrinfo = lambda *a, **k: refuse(None, a)
-from fedfactor.flower import client_app, server_app
+from fedfactor.runs.flower import client_app, server_app
 from flwr.supercore import telemetry, update_check
 print(telemetry.event(telemetry.EventType.PING).result(10), flush=True)
 update_check.warn_if_flwr_update_available("flwr")

@@ -59,10 +59,10 @@ def test_a_certificate_ends(tmp_path: Path) -> None:
 def test_a_certificate_that_no_node_would_accept_is_named(tmp_path: Path) -> None:
     made = server_certificates(tmp_path / "site", ["server.example.org", "10.1.2.3"], 2)
     check_certificate(made.certificate, ["10.1.2.3"])
-    with pytest.raises(ValueError, match=r"is not for other\.example\.org: remove ca\.crt"):
+    with pytest.raises(ValueError, match=r"is not valid for other\.example\.org: remove ca\.crt"):
         check_certificate(made.certificate, ["server.example.org", "other.example.org"])
     made = server_certificates(tmp_path / "old", ["a"], 0)
-    with pytest.raises(ValueError, match="ended on"):
+    with pytest.raises(ValueError, match="expired on"):
         check_certificate(made.certificate, ["a"])
 
 

@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import importlib
 import io
+import sys
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,13 +25,14 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.superlink import extensions, main
+from flwr.superlink import main
 from typer.testing import CliRunner
 
 from fedfactor.cli.flower import app as commands
+from fedfactor.engines.flower import superlink
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates, node_key
-from fedfactor.engines.flower.control import Control, NoAnswer, Node, bundle, key_bytes, user_config_to_proto
+from fedfactor.engines.flower.control import Control, NoAnswer, RegisteredNode, bundle, key_bytes, user_config_to_proto
 from fedfactor.engines.flower.programs import (
     DeploymentError,
     environment,
@@ -39,7 +41,6 @@ from fedfactor.engines.flower.programs import (
     superlink_command,
     until,
 )
-from fedfactor.engines.flower.superlink import OnlyHere
 from fedfactor.runs.execute import run
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
@@ -125,9 +126,13 @@ def test_a_superlink_that_fails_is_asked_again_and_one_that_refuses_is_not(
     assert type(caught.value) is expected
 
 
-def test_the_superlink_asks_its_extensions_for_middleware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "get_middleware", lambda: ("ours",))
-    assert main._get_middleware()[0] == "ours"
+def test_the_superlink_is_served_behind_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: dict[str, Any] = {}
+    monkeypatch.setattr(sys, "argv", ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", "1"])
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: served.update(options, app=app))
+    superlink.main()
+    assert isinstance(served.pop("app"), superlink.LocalOnly)
+    assert served == {"host": "127.0.0.1", "port": 1, "ssl_keyfile": None, "ssl_certfile": None}
 
 
 def test_what_nodes_need_and_what_they_do_not_are_told_apart_by_paths() -> None:
@@ -146,7 +151,7 @@ def asked(path: str, peer: str) -> list[Any]:
     async def send(message: Any) -> None:
         sent.append(message.get("status"))
 
-    asyncio.run(OnlyHere(app)({"type": "http", "path": path, "client": (peer, 1)}, None, send))
+    asyncio.run(superlink.LocalOnly(app)({"type": "http", "path": path, "client": (peer, 1)}, None, send))
     return sent
 
 
@@ -170,7 +175,7 @@ def test_keys_are_read_and_others_named(tmp_path: Path) -> None:
     public = node_key(tmp_path / "one")
     assert len(key_bytes(public)) > 50
     (tmp_path / "two.pub").write_text("nonsense")
-    with pytest.raises(DeploymentError, match=r"two\.pub is no public key of a node"):
+    with pytest.raises(DeploymentError, match=r"two\.pub is not the public key of a node"):
         key_bytes(tmp_path / "two.pub")
 
 
@@ -178,15 +183,15 @@ class Door:
     """A SuperLink's list of those who may join."""
 
     def __init__(self) -> None:
-        self.known: list[Node] = []
+        self.known: list[RegisteredNode] = []
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         return list(self.known)
 
     def register(self, public_key: Path, name: str) -> int:
         if name == "refused":
-            raise DeploymentError("the SuperLink refuses RegisterNode")
-        self.known.append(Node(len(self.known), name, "registered", key_bytes(public_key)))
+            raise DeploymentError("the SuperLink refused RegisterNode")
+        self.known.append(RegisteredNode(len(self.known), name, "registered", key_bytes(public_key)))
         return len(self.known)
 
     def unregister(self, node: int) -> None:
@@ -202,13 +207,13 @@ def test_keys_in_the_folder_may_join_and_one_that_is_none_keeps_nobody_out(tmp_p
     changes = keys.admit(control)
     assert changes[:2] == ["a may join", "b may join"]
     assert "c.pub is no public key of a node" in changes[2]
-    assert changes[3:] == ["the SuperLink refuses RegisterNode"]
+    assert changes[3:] == ["the SuperLink refused RegisterNode"]
     assert keys.admit(control) == [], "said once"
     (tmp_path / "a.pub").write_text("half a k")  # as while it is copied again
     assert len(keys.admit(control)) == 1
     assert [node.name for node in door.known] == ["a", "b"]
     (tmp_path / "b.pub").unlink()
-    assert keys.admit(control) == ["b may join no more"]
+    assert keys.admit(control) == ["b may no longer join"]
 
 
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:

@@ -267,14 +267,14 @@ HOSTILE = {
     "NaN": (changed(with_nan), "NaN, infinity"),
     "wrong shape": (changed(with_another_shape), r"\[3\], expected"),
     "foreign client": (changed(of_somebody_else), "expected one of kind trained for"),
-    "another node": (from_another_node, "answered in place of"),
+    "another node": (from_another_node, "answered instead of"),
     "garbage": (garbage(b"\x07" * 1000), "header of"),
     "empty": (garbage(b""), "too few"),
-    "no fields": (content({}), "lacks the record of fields"),
+    "no fields": (content({}), "its records are not `fields`"),
     "foreign records": (content({"fields": ConfigRecord({}), "bytes": ARRAY}), "stored as 'numpy.ndarray'"),
     "no state": (state_of_no_hash, "SHA-256"),
-    "objects that are none": (damaged, "what it sent cannot be read"),
-    "objects that are missing": (incomplete, "what it sent cannot be read"),
+    "objects that are none": (damaged, "its answer cannot be read"),
+    "objects that are missing": (incomplete, "its answer cannot be read"),
     "late": (None, "did not answer within 0.2 seconds"),
     "half sent": (None, "did not answer within 0.2 seconds"),
 }
@@ -371,7 +371,7 @@ def test_without_a_quorum_the_run_stops_and_can_be_carried_on(tmp_path: Path) ->
     chosen = recipe("pfedpara", train={"rounds": 2, "quorum": 0.75})
     deployed = Deployment(tmp_path, chosen, wait=0.1)
     deployed.grid.offline = {FIRST_ID, FIRST_ID + 1}
-    with pytest.raises(QuorumLost, match=r"2 of 4 clients came within 0.1 seconds, the quorum is 0.75"):
+    with pytest.raises(QuorumLost, match=r"2 of 4 clients connected within 0.1 seconds, the quorum is 0.75"):
         deployed.serve()
     deployed.grid.offline = set()
     assert outcome(deployed.serve()) == outcome(run_inline(chosen))

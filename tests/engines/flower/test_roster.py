@@ -12,12 +12,11 @@ import torch
 
 import fedfactor
 from fedfactor.data import Dataset, load
-from fedfactor.engines.flower.adapter import Node, nodes
+from fedfactor.engines.flower.adapter import ConnectedNode, nodes
 from fedfactor.engines.flower.roster import Claim
 from fedfactor.protocol.message import BadMessage
 from fedfactor.runs.execute import run as run_inline
-from fedfactor.runs.flower.node import Node as Device
-from fedfactor.runs.flower.node import free_bytes, needed_bytes, state_folder, training_seconds
+from fedfactor.runs.flower.node import ClientNode, free_bytes, needed_bytes, state_folder, training_seconds
 from tests.helpers.grid import FIRST_ID, Deployment, LocalGrid, outcome, recipe
 
 
@@ -66,7 +65,7 @@ def test_a_client_is_bound_to_its_key_where_keys_count(tmp_path: Path, caplog: p
     again = Deployment(tmp_path, recipe(train={"rounds": 1}), identity="key", wait=0.1)
     again.grid.keys[FIRST_ID + 2] = b"a stolen name"
     again.serve()
-    assert f"node {FIRST_ID + 2} takes no part: client 2 came with another key before" in refusals(caplog)
+    assert f"node {FIRST_ID + 2} was refused: client 2 first connected with another key" in refusals(caplog)
     assert FIRST_ID + 1 in again.grid.contexts and "client 1" not in refusals(caplog)
 
 
@@ -75,9 +74,9 @@ def test_a_client_is_bound_to_its_key_where_keys_count(tmp_path: Path, caplog: p
     [
         ({"client": 4}, "there is no client 4 in a population of 4"),
         ({"client": -1}, "there is no client -1"),
-        ({"client": 0}, "client 0 is here already, on node"),
-        ({"client": True}, "client is a number in the population, or a name"),
-        ({"client": 3, "capacity": 1.5}, "capacity is a share of the full model"),
+        ({"client": 0}, "client 0 is already connected, on node"),
+        ({"client": True}, "client must be a number in the population, or a name"),
+        ({"client": 3, "capacity": 1.5}, "capacity must be a share of the full model"),
         ({"client": 3, "capacty": 0.5}, "node-config has no key 'capacty'"),
     ],
 )
@@ -94,8 +93,8 @@ def test_a_node_that_cannot_take_part_is_told_why(
 def test_another_version_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Device.hello
-    monkeypatch.setattr(Device, "hello", lambda self: {**original(self), "fedfactor": "0.0.1"})
+    original = ClientNode.hello
+    monkeypatch.setattr(ClientNode, "hello", lambda self: {**original(self), "fedfactor": "0.0.1"})
     deployed = Deployment(tmp_path, recipe(train={"rounds": 1}), wait=0.1)
     with pytest.raises(fedfactor.server.federation.QuorumLost), caplog.at_level(logging.WARNING):
         deployed.serve()
@@ -147,9 +146,9 @@ def test_a_damaged_roster_is_named(tmp_path: Path) -> None:
 )
 def test_what_a_stranger_says_of_itself_is_not_believed(change: dict[str, Any]) -> None:
     said = {"fedfactor": fedfactor.__version__, "client": 0, "capacity": 0.5, "facts": ""}
-    assert Claim.read(Node(FIRST_ID, ""), said).capacity == 0.5
+    assert Claim.read(ConnectedNode(FIRST_ID, ""), said).capacity == 0.5
     with pytest.raises(BadMessage):
-        Claim.read(Node(FIRST_ID, ""), {**said, **change})
+        Claim.read(ConnectedNode(FIRST_ID, ""), {**said, **change})
 
 
 # Capacities.
@@ -178,14 +177,16 @@ def test_capacities_are_the_nodes_own(tmp_path: Path) -> None:
 def test_a_device_measures_what_it_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"client": 1, "capacity": "measure"}
     deployed = Deployment(tmp_path, recipe("heterofl"))
-    node = Device(deployed.config["recipe"], False, 3600.0, config)
+    node = ClientNode(deployed.config["recipe"], False, 3600.0, config)
     assert node.measured() == 1.0
     setup, _ = node._task()
     assert training_seconds(setup, 1, 1.0) > 0
     full, half = needed_bytes(setup, 1, 1.0), needed_bytes(setup, 1, 0.5)
     assert full > half > 4 * 4 * sum(p.numel() for p in setup.network(0.5).parameters())
     assert 0 < free_bytes(torch.device("cpu")) < 2**50
-    assert Device(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, "too slow for any: the smallest"
+    assert ClientNode(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, (
+        "too slow for any: the smallest"
+    )
     monkeypatch.setattr("fedfactor.runs.flower.node.free_bytes", lambda device: (full + half) / 2)
     assert node.measured() == 0.5, "the full model does not fit the memory"
     assert node.hello()["capacity"] == 0.5
@@ -227,7 +228,7 @@ def test_nodes_with_data_of_their_own(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ({}, "name a data set or package.module:function"),
-        ({"data": "digits", "data-options": "[1]"}, "data-options is a JSON object"),
+        ({"data": "digits", "data-options": "[1]"}, "data-options must be a JSON object"),
         ({"data": "digits", "data-options": '{"nonsense": 1}'}, "has no option 'nonsense'"),
         ({"data": "tests.engines.flower.test_roster:nothing"}, "has no attribute 'nothing'"),
         ({"data": "tests.engines.flower.test_roster:a_word"}, "should return a fedfactor.data.Dataset, got a str"),
@@ -237,7 +238,7 @@ def test_data_that_cannot_be_loaded_are_named(
     config: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     deployed = Deployment(tmp_path, recipe(), configs=[{"client": 0, **config}], data="nodes", wait=0.05)
-    with pytest.raises(RuntimeError, match="0 of 4 clients came within"):
+    with pytest.raises(RuntimeError, match="0 of 4 clients connected within"):
         deployed.serve()
     assert reason in refusals(caplog)
 

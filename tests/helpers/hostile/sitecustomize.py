@@ -16,7 +16,7 @@ BEHAVIOUR = os.environ.get("HOSTILE", "")
 def lying(real: Any) -> Any:
     from fedfactor.protocol.message import Message, decode, encode
 
-    def work(setup: Any, job: Any, state: Any, room: Any = None) -> Any:
+    def work(setup: Any, job: Any, state: Any) -> Any:
         reply, new = real(setup, job, state)
         message = decode(bytearray(reply))
         fields, tensors = dict(message.fields), {name: tensor.clone() for name, tensor in message.tensors.items()}

@@ -57,11 +57,11 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"run-dir": "runs/x"}, "run-dir is an absolute path"),
+        ({"run-dir": "runs/x"}, "run-dir must be an absolute path"),
         ({"data": "clouds"}, "data must be one of recipe, nodes"),
         ({"identity": "face"}, "identity must be one of config, key"),
         ({"lost-state": "cry"}, "lost-state must be one of fail, restart"),
-        ({"deadline": -1.0}, "deadline is a positive number of seconds"),
+        ({"deadline": -1.0}, "deadline must be a positive number of seconds"),
         ({"recipe": "seed = "}, "the run's recipe is not TOML"),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_run_over_tls_with_a_liar_and_a_stranger(tmp_path: Path) -> None:
         node_key(key)
         stranger = deployment.join("stranger", {"client": 0, "state-dir": str(tmp_path / "states")}, key)
         refused = stranger.program
-        stranger.retire()
+        stranger.stop_restarting()
         finish(deployment, run, 600)
         assert refused is not None
         wait_for(lambda: refused.code is not None, 120, "the refusal")

@@ -1,7 +1,7 @@
-"""All that this package knows of flwr: what it imports, how a message is packed, and what is switched off.
+"""The package's interface to flwr: its imports, how messages are packed, and which of flwr's services are turned off.
 
-flwr changes often, so it is pinned, nothing else imports it but `control.py` and `superlink.py`, which start runs, and
-each thing it is relied on for has a test that fails first (`tests/engines/flower/test_canaries.py`, `test_control.py`).
+flwr changes often. Its version is therefore pinned, and only this module, `control.py` and `superlink.py` import it.
+Each property of flwr that this package relies on has a test of its own (`test_canaries.py`, `test_control.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Environment of every process of ours that runs Flower: it reports to nobody and installs nothing."""
+"""Environment of every Flower process: no telemetry, no update check, no installation of packages."""
 
 for name, value in QUIET.items():
-    os.environ.setdefault(name, value)  # before flwr is imported, which reads them then
+    os.environ.setdefault(name, value)  # flwr reads them when it is imported
 
 try:
     import httpx
@@ -37,13 +37,13 @@ except ImportError as error:  # pragma: no cover
 
 __all__ = [
     "QUIET",
-    "Answer",
     "ClientApp",
+    "ConnectedNode",
     "Context",
     "Grid",
     "Inbox",
     "Message",
-    "Node",
+    "NodeAnswer",
     "RecordDict",
     "ServerApp",
     "instruction",
@@ -54,15 +54,15 @@ __all__ = [
 ]
 
 Plain = bool | int | float | str
-"""What a field may be."""
+"""Type of a field's value."""
 STORED_AS = "fedfactor"
-"""The serialisation type of our arrays: the bytes are a message of ours and not numpy's."""
+"""Serialisation type of the arrays: their bytes are an encoded message, not an array of numpy."""
 
 
 def pack(data: Bytes | None, fields: Mapping[str, Plain]) -> RecordDict:
-    """Return the content of a message: plain fields and one array of bytes, whatever the number of tensors.
+    """Return the content of a message: plain fields and one array that holds all bytes.
 
-    Flower moves every array by a request of its own, at some 580 bytes each.
+    One array for all tensors, because Flower sends each array with a request of its own and 580 bytes of overhead.
     """
     content = RecordDict({"fields": ConfigRecord(dict(fields))})
     if data is not None:
@@ -71,16 +71,16 @@ def pack(data: Bytes | None, fields: Mapping[str, Plain]) -> RecordDict:
 
 
 def unpack(content: RecordDict) -> tuple[bytes | None, dict[str, Any]]:
-    """Read what `pack` wrote, or whatever somebody else did: raises `BadMessage`."""
+    """Return the bytes and fields that `pack` was given; raise `BadMessage` for any other content."""
     if not isinstance(content, RecordDict):
-        raise BadMessage("a message of another app: its content is no dictionary of records")
+        raise BadMessage("a message of another app: its content is not a RecordDict")
     fields, arrays = content.get("fields"), content.get("bytes")
     if not isinstance(fields, ConfigRecord) or not set(content) <= {"fields", "bytes"}:
-        raise BadMessage("a message of another app: it lacks the record of fields, or has others")
+        raise BadMessage("a message of another app: its records are not `fields` and `bytes`")
     if arrays is None:
         return None, dict(fields)
     if not isinstance(arrays, ArrayRecord) or set(arrays) != {"message"}:
-        raise BadMessage("a message of another app: it should hold one array, called message")
+        raise BadMessage("a message of another app: expected one array called `message`")
     array = arrays["message"]
     if array.dtype != "uint8" or array.stype != STORED_AS:
         raise BadMessage(f"a message of another app: its array is {array.dtype} stored as {array.stype[:40]!r}")
@@ -88,64 +88,64 @@ def unpack(content: RecordDict) -> tuple[bytes | None, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A connected node: the number Flower gives it, unsigned and of 64 bits, and who it is by its key."""
+class ConnectedNode:
+    """A connected node: its id (an unsigned 64-bit number that Flower assigns) and its key."""
 
     id: int
     key: str
-    """SHA-256 of the public key that the SuperLink knows it by; empty where there is none."""
+    """SHA-256 of the public key that the SuperLink has registered for the node; empty without one."""
 
 
-def nodes(grid: Grid) -> list[Node]:
-    """Return the nodes that are connected now, in the order of their numbers."""
+def nodes(grid: Grid) -> list[ConnectedNode]:
+    """Return the nodes that are connected now, ordered by id."""
     found = []
     for info in grid.get_nodes():
         key = bytes(info.public_key)
-        found.append(Node(int(info.node_id), hashlib.sha256(key).hexdigest() if key else ""))
+        found.append(ConnectedNode(int(info.node_id), hashlib.sha256(key).hexdigest() if key else ""))
     return sorted(found, key=lambda node: node.id)
 
 
 def instruction(content: RecordDict, node: int, kind: str, ttl: float) -> Message:
-    """Return a message to a node; it is forgotten after `ttl` seconds.
+    """Return a message to a node; Flower drops it after `ttl` seconds.
 
-    Its number is a hash of it, and whoever knows the number could answer in the node's place: with something random in
-    it nobody can guess that.
+    Flower's message id is a hash of the message, and anyone who knows the id could answer in the node's place. A random
+    field makes the id impossible to guess.
     """
     content.config_records["fields"]["once"] = secrets.token_hex(16)
     return Message(content, node, kind, ttl=ttl)
 
 
 def push(grid: Grid, message: Message) -> str | None:
-    """Send one message and return its number; `None` if the SuperLink did not take it."""
+    """Send one message and return its id; `None` if the SuperLink did not accept it."""
     numbers = [number for number in grid.push_messages([message]) if number]
     return numbers[0] if numbers else None
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back for a message: its content, or Flower's word for what went wrong."""
+class NodeAnswer:
+    """The answer to a message: its content, or Flower's description of the error."""
 
     to: str
-    """The number of the message that is answered."""
+    """Id of the message that is answered."""
     node: int
-    """The sender, in its own words; meaningless in errors."""
+    """Id of the sender according to the answer itself; meaningless in errors."""
     content: RecordDict | None
     error: str = ""
 
 
 class Inbox:
-    """Pulls answers one message at a time, so that whatever a node sends concerns its own message alone.
+    """Pulls the answer to each message separately, so that a faulty answer affects its own message only.
 
-    Flower puts an answer together within a pull: it waits there until all parts have come, for minutes where a node is
-    slow or means harm, and raises what is wrong with them. A pull of several messages would lose the others. What an
-    answer says of itself, its sender wrote; which message it answers, the SuperLink knows, who is asked for that one.
+    Flower assembles an answer within a pull: it waits until all parts have arrived, which takes minutes if a node is
+    slow or malicious, and raises an error if one of them is faulty. Pulling several messages at once would then lose
+    the other answers. The metadata of an answer come from its sender, but the SuperLink knows which message it answers.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[str, _Pull] = {}
 
-    def pull(self, grid: Grid, numbers: Iterable[str]) -> list[Answer]:
-        """Return what has come back so far for these messages; a pull that takes long is left to itself."""
+    def pull(self, grid: Grid, numbers: Iterable[str]) -> list[NodeAnswer]:
+        """Return the answers to these messages that have arrived; a slow pull continues in the background."""
         found = []
         for number in numbers:
             pulling = self._under_way.pop(number, None) or _Pull(grid, number)
@@ -157,15 +157,15 @@ class Inbox:
 
 
 PATIENCE = 2.0
-"""Seconds that a pull may take before others go on beside it."""
+"""Seconds after which the next pull starts although this one has not finished."""
 
 
 class _Pull:
-    """One message's pull, in a thread of its own which ends with the process."""
+    """The pull of one answer, in a daemon thread."""
 
     def __init__(self, grid: Grid, number: str) -> None:
         self._grid, self._number = grid, number
-        self._found: list[Answer] = []
+        self._found: list[NodeAnswer] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -174,7 +174,7 @@ class _Pull:
     def is_done(self) -> bool:
         return not self._thread.is_alive()
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[NodeAnswer]:
         if self._error is not None:
             raise self._error
         return self._found
@@ -183,20 +183,20 @@ class _Pull:
         try:
             self._found = [self._read(reply) for reply in self._grid.pull_messages([self._number])]
         except (httpx.HTTPError, OSError) as error:
-            self._error = error  # of the connection to the SuperLink
-        except Exception as error:  # of what the node sent
-            reason = f"what it sent cannot be read ({type(error).__name__}: {error})"
-            self._found = [Answer(self._number, 0, None, reason)]
+            self._error = error  # the connection to the SuperLink failed
+        except Exception as error:  # the node's answer is faulty
+            reason = f"its answer cannot be read ({type(error).__name__}: {error})"
+            self._found = [NodeAnswer(self._number, 0, None, reason)]
         except BaseException as error:
             self._error = error
 
-    def _read(self, reply: Message) -> Answer:
+    def _read(self, reply: Message) -> NodeAnswer:
         meta = reply.metadata
         if reply.has_error():
             word = ERRORS.get(reply.error.code, f"error {reply.error.code}")
             reason = " ".join((reply.error.reason or "").split())
-            return Answer(self._number, meta.src_node_id, None, f"{word}: {reason}".rstrip(": "))
-        return Answer(self._number, meta.src_node_id, reply.content)
+            return NodeAnswer(self._number, meta.src_node_id, None, f"{word}: {reason}".rstrip(": "))
+        return NodeAnswer(self._number, meta.src_node_id, reply.content)
 
 
 ERRORS = {
@@ -205,7 +205,7 @@ ERRORS = {
     3: "the message expired, or was lost",
     4: "the reply was lost",
     5: "the node was lost",
-    7: "the node refused the app's bundle",
+    7: "the node refused the app bundle",
     8: "the app's process on the node ended",
 }
-"""Flower's error codes in words."""
+"""Messages for Flower's error codes."""

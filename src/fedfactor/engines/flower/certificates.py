@@ -1,4 +1,4 @@
-"""What hosts prove who they are by: the server by a certificate, nodes by keys that the server knows."""
+"""Certificates of the server and keys of the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of a server: the authority's certificate, which every node needs, and the server's own with its key."""
+    """Files of a server: the authority's certificate, which every node needs, and the server's certificate and key."""
 
     authority: Path
     certificate: Path
@@ -26,9 +26,9 @@ class Certificates:
 
 
 def server_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
-    """Make an authority and a certificate for the names and addresses under which nodes reach the server.
+    """Create an authority and a certificate for the names and addresses under which nodes reach the server.
 
-    The authority's key is used once and kept nowhere: nobody can make a second certificate that nodes accept.
+    The authority's key is used once and not stored, so nobody can issue another certificate that nodes accept.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = Certificates(folder / "ca.crt", folder / "server.crt", folder / "server.key")
@@ -58,15 +58,15 @@ def server_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certif
 
 
 def check_certificate(path: Path, hosts: Sequence[str]) -> None:
-    """Raise an error if a server's certificate is over, or not for all these names and addresses."""
+    """Raise ValueError if a server's certificate has expired or lacks one of these names and addresses."""
     found = x509.load_pem_x509_certificate(path.read_bytes())
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    renew = f"remove ca.crt, server.crt and server.key in {path.parent} for new ones, and copy ca.crt to the nodes"
+    renew = f"remove ca.crt, server.crt and server.key in {path.parent}, start again and copy ca.crt to the nodes"
     missing = [host for host in hosts if _named(host) not in names]
     if missing:
-        raise ValueError(f"{path} is not for {', '.join(missing)}: {renew}")
+        raise ValueError(f"{path} is not valid for {', '.join(missing)}: {renew}")
     if found.not_valid_after_utc < datetime.datetime.now(datetime.UTC):
-        raise ValueError(f"{path} ended on {found.not_valid_after_utc:%d %B %Y}: {renew}")
+        raise ValueError(f"{path} expired on {found.not_valid_after_utc:%d %B %Y}: {renew}")
 
 
 def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
@@ -77,7 +77,7 @@ def _about(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of other hosts may be behind
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of other machines may be slow
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
@@ -98,7 +98,7 @@ def _named(host: str) -> x509.GeneralName:
 
 
 def node_key(path: Path) -> Path:
-    """Make a node's key, if it is not there, and its public half beside it; return the latter's path."""
+    """Create a node's private key and public key unless they exist; return the path of the public key."""
     public = path.with_name(path.name + ".pub")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -109,7 +109,7 @@ def node_key(path: Path) -> Path:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read."""
+    """Write a file that only its owner may read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)

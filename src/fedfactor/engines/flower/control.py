@@ -1,7 +1,7 @@
-"""What is asked of a SuperLink: who may join, who is there, start a run, how it goes.
+"""A client of a SuperLink: register and list nodes, start and stop runs, follow their progress.
 
-The same requests as those of the `flwr` command, without starting a process for each. These parts of Flower are not its
-public interface: they are used here alone, and `tests/engines/flower/test_control.py` fails when one of them changes.
+It sends the same requests as the `flwr` command, without a process for each. These parts of Flower are not public: only
+this module uses them, and `tests/engines/flower/test_control.py` fails if one of them changes.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ from fedfactor.engines.flower.programs import DeploymentError
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node that may join."""
+class RegisteredNode:
+    """A node whose key is registered, so that it may join."""
 
     id: int
     name: str
     status: str
-    """registered (never seen), online or offline"""
+    """`registered` (never connected), `online` or `offline`."""
     key: bytes
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How a run of Flower's goes."""
+class RunProgress:
+    """Status of a Flower run."""
 
     status: str
-    """pending, starting, running, or finished:completed, finished:failed, finished:stopped"""
+    """`pending`, `starting`, `running`, `finished:completed`, `finished:failed` or `finished:stopped`."""
     details: str
     bytes_down: int
-    """To the nodes, as Flower counts them."""
+    """Bytes sent to the nodes, as counted by Flower."""
     bytes_up: int
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         return self.status.startswith("finished")
 
 
 class NoAnswer(DeploymentError):
-    """There is no SuperLink where one should be, or it cannot answer now; ask again."""
+    """The SuperLink cannot be reached or failed to answer; the request can be repeated."""
 
 
 class Control:
-    """A connection to a SuperLink; with a certificate by TLS."""
+    """A connection to a SuperLink; uses TLS if a certificate is given."""
 
     def __init__(self, address: str, authority: Path | None) -> None:
         self.address = address
@@ -88,31 +88,34 @@ class Control:
         self._client.close()
 
     def answers(self) -> bool:
-        """Tell whether the SuperLink is up."""
+        """Return whether the SuperLink is up."""
         try:
             return bool(self._client._client.get(f"{self._client._base_url}/health").is_success)
         except httpx.TransportError:
             return False
 
     def register(self, public_key: Path, name: str) -> int:
-        """Let the holder of a key join; return its node id."""
+        """Register a public key, so that its node may join; return the node id."""
         return int(self._ask("RegisterNode", RegisterNodeRequest(public_key=key_bytes(public_key), name=name)).node_id)
 
     def unregister(self, node: int) -> None:
-        """Let a node join no more."""
+        """Remove a node's key, so that it may no longer join."""
         self._ask("UnregisterNode", UnregisterNodeRequest(node_id=node))
 
-    def nodes(self) -> list[Node]:
-        """Return all nodes that may join, by name."""
+    def nodes(self) -> list[RegisteredNode]:
+        """Return all nodes that may join, ordered by name."""
         listed = self._ask("ListNodes", ListNodesRequest()).nodes_info
-        found = [Node(one.node_id, one.name, one.status, one.public_key) for one in listed]
+        found = [RegisteredNode(one.node_id, one.name, one.status, one.public_key) for one in listed]
         return sorted((one for one in found if one.status != "unregistered"), key=lambda one: one.name)
 
     def start(
         self, app: Path, config: Mapping[str, str | int | float | bool], *, nodes: int = 0, gpus: float = 0.0
     ) -> int:
-        """Start a run of an app folder; `nodes` is how many a simulation has, `gpus` what share of one each needs."""
-        # A core each, since the work itself uses one thread; Flower would give them two.
+        """Start a run of an app folder and return its id.
+
+        A simulation has `nodes` nodes, each of which needs the fraction `gpus` of a GPU.
+        """
+        # One core per node, since training uses one thread; Flower's default is two.
         simulated = SimulationConfig(num_supernodes=nodes, client_resources_num_cpus=1, client_resources_num_gpus=gpus)
         request = StartRunRequest(
             fab=bundle(app),
@@ -122,17 +125,19 @@ class Control:
         )
         answer = self._ask("StartRun", request)
         if not answer.HasField("run_id"):
-            raise DeploymentError(f"the SuperLink at {self.address} did not take the app in {app}: its log says why")
+            raise DeploymentError(f"the SuperLink at {self.address} did not accept the app in {app}; its log says why")
         return int(answer.run_id)
 
-    def progress(self, run: int) -> Progress:
-        """Return how a run goes."""
+    def progress(self, run: int) -> RunProgress:
+        """Return the status of a run."""
         runs = self._ask("ListRuns", ListRunsRequest(run_id=run)).run_dict
         if run not in runs:
-            raise DeploymentError(f"the SuperLink at {self.address} knows no run {run}: is it another one?")
+            raise DeploymentError(
+                f"the SuperLink at {self.address} has no run {run}: was it replaced by another SuperLink?"
+            )
         found = runs[run]
         status = ":".join(filter(None, [found.status.status, found.status.sub_status]))
-        return Progress(status, found.status.details, found.bytes_sent, found.bytes_recv)
+        return RunProgress(status, found.status.details, found.bytes_sent, found.bytes_recv)
 
     def stop(self, run: int) -> None:
         """Stop a run."""
@@ -142,33 +147,33 @@ class Control:
         try:
             return getattr(self._client, method)(request)
         except httpx.HTTPStatusError as error:
-            if error.response.is_server_error:  # its database is busy, say
+            if error.response.is_server_error:  # for example, its database is locked
                 raise NoAnswer(
-                    f"the SuperLink at {self.address} fails at {method}: {error.response.status_code}"
+                    f"the SuperLink at {self.address} failed to answer {method}: {error.response.status_code}"
                 ) from None
             told = FlowerError.from_json(error.response.text)
             reason = f"{told.message} {told.public_details or ''}".strip() if told else error.response.text[:300]
-            raise DeploymentError(f"the SuperLink at {self.address} refuses {method}: {reason}") from None
+            raise DeploymentError(f"the SuperLink at {self.address} refused {method}: {reason}") from None
         except httpx.TransportError as error:
             raise NoAnswer(f"no answer from a SuperLink at {self.address}: {error}") from None
 
 
 def bundle(app: Path) -> Any:
-    """Pack an app folder as a SuperLink takes it."""
+    """Pack an app folder in the format that a SuperLink accepts."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself uses
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised inside Flower
         content = build_fab_from_disk(app)
     return fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
 
 
 def key_bytes(public_key: Path) -> bytes:
-    """Read a public key as nodes are known by."""
+    """Return a public key in the form by which the SuperLink identifies nodes."""
     try:
         key = load_ssh_public_key(public_key.read_bytes())
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("Flower takes keys of elliptic curves only")
+            raise ValueError("Flower accepts keys of elliptic curves only")
         return bytes(public_key_to_bytes(key))
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise DeploymentError(
-            f"{public_key} is no public key of a node ({error}); `fedfactor flower join` makes one, NAME.pub"
+            f"{public_key} is not the public key of a node ({error}); `fedfactor flower join` creates one, NAME.pub"
         ) from None

@@ -1,8 +1,8 @@
-"""Clients on Flower's nodes: jobs are pushed to them, answers pulled until all are there or the time is up.
+"""Clients on Flower's nodes: the engine sends jobs and collects answers until all have arrived or the deadline passes.
 
-What clients keep stays with them: a job names the state it builds on by its SHA-256, the answer names the new one,
-and the server commits the receipt (`states.py`). Whatever comes back is checked here for who sent it and to what, and
-by the federation for what is in it. An answer that comes after its round was closed is dropped and counted.
+Private state stays on the client's device: a job names the state to start from by its SHA-256, the answer names the new
+state, and the server commits that receipt (`protocol/states.py`). The engine checks who sent an answer and to which
+job; the federation checks its content. Answers that arrive after the end of their round are dropped and counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from fedfactor.engines.flower.adapter import Answer, Grid, Inbox, instruction, pack, push, unpack
+from fedfactor.engines.flower.adapter import Grid, Inbox, NodeAnswer, instruction, pack, push, unpack
 from fedfactor.engines.flower.roster import Roster
 from fedfactor.protocol.engine import Done, Job
 from fedfactor.protocol.message import BadMessage
@@ -23,12 +23,12 @@ SHORTEST_PAUSE = 0.01
 
 
 class Unsent(RuntimeError):
-    """A job that could not be sent, and why."""
+    """A job could not be sent; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """A job on its way."""
+    """A job that was sent and not answered yet."""
 
     client: int
     node: int
@@ -37,20 +37,20 @@ class Sent:
 
 @dataclass
 class Flower:
-    """Runs jobs on the nodes of a grid."""
+    """Engine that runs jobs on the nodes of a Flower grid."""
 
     grid: Grid
     roster: Roster
     deadline: float = 3600.0
-    """Seconds that the clients of a round have to answer, from when the last of them was asked."""
+    """Seconds that clients have to answer, counted from when the last job of the round was sent."""
     quorum: float = 0.5
-    """Share of the clients that must be connected before a round is begun."""
+    """Share of the clients that must be connected before a round starts."""
     wait: float = 600.0
-    """Seconds to wait for them."""
+    """Seconds to wait for the quorum."""
     poll: float = 0.5
-    """Longest pause between two pulls."""
+    """Longest pause between two pulls, in seconds."""
     restart_lost: bool = False
-    """A client whose state is gone starts anew; otherwise its jobs fail."""
+    """Whether a client that has lost its state starts from the initial state; otherwise its jobs fail."""
     _late: dict[str, Sent] = field(default_factory=dict)
     _inbox: Inbox = field(default_factory=Inbox)
 
@@ -58,10 +58,10 @@ class Flower:
         for name in ("deadline", "wait", "poll"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0 or (value == 0 and name != "wait"):
-                raise ValueError(f"{name} is a positive number of seconds, got {value!r}")
+                raise ValueError(f"{name} must be a positive number of seconds, got {value!r}")
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-        """Yield one result a job, as they come; and one for every answer to a job that was given up before."""
+        """Yield one result per job as answers arrive, and one `late` result per answer to a job of an earlier round."""
         self.roster.gather(self.grid, math.ceil(self.quorum * self.roster.population), self.wait)
         waiting: dict[str, Sent] = {}
         for job in jobs:
@@ -86,7 +86,7 @@ class Flower:
                 break
             pause = SHORTEST_PAUSE if answers else min(2 * pause, self.poll)
             if waiting:
-                # Of many, as long as the look at them took: the SuperLink has others to serve.
+                # With many clients, pause at least as long as the pulls took: the SuperLink also serves the nodes.
                 now = time.monotonic()
                 time.sleep(min(max(pause, now - looked), max(0.0, end - now)))
         self._late.update(waiting)
@@ -97,7 +97,7 @@ class Flower:
 
     @property
     def _life(self) -> float:
-        """Seconds that Flower keeps a message: longer than a round, so that a late answer can still be counted."""
+        """Seconds that Flower keeps a message; longer than a round, so that late answers can be counted."""
         return 2 * self.deadline + 60.0
 
     def _send(self, job: Job) -> tuple[str, Sent]:
@@ -107,23 +107,23 @@ class Flower:
         base = "" if job.state is None else receipt_sha256(job.state)
         if base is None:
             raise ValueError(
-                f"the server holds the private state of client {job.client} itself: this run was started on one "
-                "machine and must be carried on there, since states do not travel"
+                f"the server holds the private state of client {job.client}: this run was started on one machine and "
+                "must be resumed there, because private states are not sent to other machines"
             )
         fields: dict[str, str | bool] = {"run": self.roster.run, "state": base, "restart": self.restart_lost}
         message = instruction(pack(job.message, fields), node, "train", self._life)
         number = push(self.grid, message)
         if number is None:
-            raise Unsent("the SuperLink did not take the message")
+            raise Unsent("the SuperLink did not accept the message")
         return number, Sent(job.client, node, time.monotonic())
 
-    def _done(self, sent: Sent, answer: Answer) -> Done:
-        """Read an answer; whatever is wrong with it costs this client's update only."""
+    def _done(self, sent: Sent, answer: NodeAnswer) -> Done:
+        """Return the result in an answer; a faulty answer becomes a failure of this client only."""
         if answer.content is None:
             return Done(sent.client, None, failure=answer.error)
         try:
             if answer.node != sent.node:
-                raise BadMessage(f"node {answer.node} answered in place of {sent.node}")
+                raise BadMessage(f"node {answer.node} answered instead of node {sent.node}")
             data, fields = unpack(answer.content)
             if "failure" in fields or data is None:
                 if fields.get("stranger") is True:
@@ -134,7 +134,7 @@ class Flower:
                 raise BadMessage("the answer does not name the client's new state by its SHA-256")
         except BadMessage as error:
             return Done(sent.client, None, failure=str(error))
-        # A client's own word for how long it worked, as far as it can be true.
+        # As reported by the client, limited to the time since the job was sent.
         worked = seconds if isinstance(seconds, float) and math.isfinite(seconds) else 0.0
         worked = min(max(worked, 0.0), time.monotonic() - sent.at)
         return Done(sent.client, data, receipt(state) if state else None, seconds=worked)

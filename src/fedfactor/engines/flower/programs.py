@@ -1,4 +1,4 @@
-"""Flower's programs as processes of ours: what they inherit, where they write, why they ended."""
+"""Start, supervise and stop Flower's programs: their environment, their logs and why they ended."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates
 
 START = 120.0
-"""Seconds that a program may take to come up on a busy machine."""
+"""Seconds that a program may take to start on a busy machine."""
 
 
 class DeploymentError(RuntimeError):
-    """Flower's programs could not be brought up, or ended too early; the message says which and why."""
+    """One of Flower's programs could not be started, or ended too early; the message says which and why."""
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Return what Flower's programs inherit: they keep their files in `home` and import what this process can."""
+    """Return the environment of Flower's programs: their files go to `home`, and they import what this process can."""
     scripts = str(Path(sys.executable).parent)
     here = [str(Path(entry or ".").resolve()) for entry in sys.path if not entry.endswith(".zip")]
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
@@ -44,12 +44,12 @@ def script(name: str) -> str:
     """Return the path of one of Flower's commands."""
     found = shutil.which(name, path=environment(Path())["PATH"])
     if found is None:
-        raise DeploymentError(f"the command {name} is not installed; pip install 'fedfactor[flower]' brings it")
+        raise DeploymentError(f"the command {name} is not installed: pip install 'fedfactor[flower]'")
     return found
 
 
 def free_port() -> int:
-    """Return a port of this machine's own address that nobody uses now."""
+    """Return a port of 127.0.0.1 that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -57,7 +57,7 @@ def free_port() -> int:
 
 
 def superlink_command(host: str, port: int, certificates: Certificates | None) -> list[str]:
-    """Return the command that starts a SuperLink: with certificates for nodes with known keys, else without TLS."""
+    """Return the command that starts a SuperLink; with certificates it uses TLS and admits registered keys only."""
     here = Path(__file__).with_name("superlink.py")
     command = [sys.executable, str(here), "--host", host, "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
@@ -70,14 +70,14 @@ def superlink_command(host: str, port: int, certificates: Certificates | None) -
 def node_command(
     address: str, authority: Path, key: Path, port: int, config: Mapping[str, str | int | float]
 ) -> list[str]:
-    """Return the command that starts a SuperNode; `port` is for its own processes on its machine."""
+    """Return the command that starts a SuperNode; on `port` it serves its own processes on its machine."""
     command = [script("flower-supernode"), "--superlink", address, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     return [*command, "--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())]
 
 
 class Program:
-    """A running program with all the processes it starts; what it prints goes to a file."""
+    """A running program and all processes it starts; its output goes to a log file."""
 
     def __init__(
         self,
@@ -87,61 +87,61 @@ class Program:
         log: Path,
         extra: Mapping[str, str] | None = None,
         *,
-        leave: float = 0.0,
+        grace: float = 0.0,
     ) -> None:
-        """Start it; when it is to end, it has `leave` seconds to do so by itself."""
+        """Start the program; `stop` gives it `grace` seconds to end by itself before it is killed."""
         self.name, self.log = name, log
         home.mkdir(parents=True, exist_ok=True)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(leave), *command],
-                stdin=subprocess.PIPE,  # the keeper ends when this one does
+                [sys.executable, "-P", str(Path(__file__).with_name("supervisor.py")), str(grace), *command],
+                stdin=subprocess.PIPE,  # closed when this process ends, which ends the supervisor
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**environment(home), **(extra or {})},
-                start_new_session=True,  # Ctrl-C in a terminal is for us: we take things down in order
+                start_new_session=True,  # Ctrl-C reaches this process only, which stops the programs in order
             )
 
     @property
-    def keeper(self) -> int:
-        """The process that this one started: all others come from it."""
+    def supervisor(self) -> int:
+        """Process id of the supervisor, from which all processes of the program descend."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """How the program ended; `None` while it runs."""
+        """Exit code of the program; `None` while it runs."""
         return self._process.poll()
 
     def output(self) -> str:
-        """Return everything it has printed so far."""
+        """Return everything the program has printed so far."""
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float | None = None) -> int:
-        """Wait for its end."""
+        """Wait until the program ends and return its exit code."""
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End it with all that it started, and wait until nothing is left of it."""
+        """Stop the program and all processes it started, and wait until they have ended."""
         if self._process.poll() is None:
             self._process.terminate()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    def last_words(self) -> str:
-        """Return the end of what it printed, for an error."""
-        return last_words(self.log)
+    def log_tail(self) -> str:
+        """Return the last lines of the log, for an error message."""
+        return log_tail(self.log)
 
 
-def last_words(log: Path, lines: int = 5) -> str:
-    """Return the end of a log in one line."""
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return " | ".join(said[-lines:])[-1000:]
+def log_tail(log: Path, lines: int = 5) -> str:
+    """Return the last lines of a log file, joined to one line."""
+    found = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(found[-lines:])[-1000:]
 
 
 def stop_all(programs: Sequence[Program]) -> None:
-    """Stop programs, all at once."""
+    """Stop programs in parallel."""
     for program in programs:
         if program.code is None:
             program._process.terminate()
@@ -150,42 +150,46 @@ def stop_all(programs: Sequence[Program]) -> None:
 
 
 def until(ready: Callable[[], bool], seconds: float, what: str, programs: Sequence[Program] = ()) -> None:
-    """Wait until a function says yes; an error if one of the programs ends first or the time is up."""
+    """Wait until `ready()` is true.
+
+    Raises:
+        DeploymentError: One of the programs ended first, or the time is up.
+    """
     end = time.monotonic() + seconds
     while not ready():
         for program in programs:
             if program.code is not None:
-                raise DeploymentError(f"{program.name} ended while {what}: {program.last_words()}")
+                raise DeploymentError(f"{program.name} ended while {what}: {program.log_tail()}")
         if time.monotonic() > end:
             raise DeploymentError(f"{what} took more than {seconds:g} seconds")
         time.sleep(0.1)
 
 
-class Supervised:
-    """A program that is started again when it ends, after pauses that grow while it does not stay up.
+class RestartingProgram:
+    """A program that is restarted when it ends, after a pause that doubles until the program stays up.
 
-    Flower takes a node that was killed for online for up to a minute, and refuses its key until then.
+    Flower counts a killed node as online for up to a minute, and refuses its key until then.
     """
 
     SHORTEST, LONGEST = 2.0, 30.0
-    """Seconds between an end and the next start."""
+    """Seconds between the end of the program and its next start."""
     STEADY = 60.0
-    """Seconds after which a program counts as up, and the next pause is the shortest again."""
+    """Seconds after which a program counts as up; its next pause is the shortest again."""
 
     def __init__(
-        self, name: str, command: Callable[[], Sequence[str]], home: Path, log: Path, *, leave: float = 0.0
+        self, name: str, command: Callable[[], Sequence[str]], home: Path, log: Path, *, grace: float = 0.0
     ) -> None:
-        """Start it; the command is asked for every time: a port that was free may be so no more."""
-        self._command, self._home, self._log, self._leave = command, home, log, leave
+        """Start the program. `command` is called for each start, because a port that was free may be taken by then."""
+        self._command, self._home, self._log, self._grace = command, home, log, grace
         self.name, self.starts, self._pause, self._due = name, 0, self.SHORTEST, 0.0
         self.program: Program | None = None
-        self._started, self._retired = 0.0, False
-        self.look()
+        self._started, self._restarts = 0.0, True
+        self.poll()
 
-    def look(self) -> None:
-        """Start the program if it is not running and its pause is over; call this often."""
+    def poll(self) -> None:
+        """Restart the program if it has ended and its pause is over; call this every second or so."""
         now = time.monotonic()
-        if self._retired or (self.program is not None and self.program.code is None):
+        if not self._restarts or (self.program is not None and self.program.code is None):
             return
         if self.program is not None:  # it has ended
             self.program.stop()
@@ -193,14 +197,14 @@ class Supervised:
             self._pause = self.SHORTEST if steady else min(2 * self._pause, self.LONGEST)
             self._due, self.program = now + self._pause, None
         elif now >= self._due:
-            self.program = Program(self.name, self._command(), self._home, self._log, leave=self._leave)
+            self.program = Program(self.name, self._command(), self._home, self._log, grace=self._grace)
             self._started = now
             self.starts += 1
 
-    def last_words(self) -> str:
-        """Return the end of what it printed, whether it runs or not."""
-        return last_words(self._log)
+    def log_tail(self) -> str:
+        """Return the last lines of the log, whether the program runs or not."""
+        return log_tail(self._log)
 
-    def retire(self) -> None:
-        """Start it no more."""
-        self._retired = True
+    def stop_restarting(self) -> None:
+        """Do not start the program again."""
+        self._restarts = False

@@ -1,4 +1,4 @@
-"""A folder that `flwr run` takes: one file, which names the installed library's apps and holds the recipe."""
+"""The app folder for `flwr run`: one file that names the apps of this package and contains the recipe."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def write_app(
     *,
     config: Mapping[str, bool | int | float | str] | None = None,
 ) -> Path:
-    """Write the folder and return it; `run_dir` is on the host where the ServerApp will run."""
+    """Write the folder and return its path; `run_dir` is on the machine where the ServerApp will run."""
     given = dict(config or {})
     for key, value in given.items():
         if key not in DEFAULTS:
             raise ValueError(
-                f"a run on Flower has no setting {key!r}; {near(key, DEFAULTS)}there are {', '.join(DEFAULTS)}"
+                f"a run on Flower has no setting {key!r}; {near(key, DEFAULTS)}the settings are {', '.join(DEFAULTS)}"
             )
         if isinstance(DEFAULTS[key], float) and type(value) is int:
             given[key] = float(value)
@@ -41,7 +41,7 @@ def write_app(
             "version": fedfactor.__version__,
             "description": f"fedfactor's recipe {recipe.tables['name']} on Flower.",
             "license": "Apache-2.0",
-            "dependencies": [],  # the library is installed on every host
+            "dependencies": [],  # this package must be installed on every machine
         },
         "tool": {
             "flwr": {

@@ -1,4 +1,4 @@
-"""The ClientApp: what a SuperNode runs for every message."""
+"""The ClientApp, which a SuperNode runs for each message."""
 
 from __future__ import annotations
 

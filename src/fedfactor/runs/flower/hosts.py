@@ -1,15 +1,15 @@
-"""A deployment over several machines: `up` on the server's, `join` on every node's.
+"""A deployment over several machines: `up` on the server, `join` on each node.
 
-Both start Flower's programs and start them again when they end; both can be killed at any time and started again. The
-server's files are in one folder, its site:
+Both start Flower's programs and restart them when they end; both can be killed and started again at any time. The files
+of the server are in one folder, the site:
 
 ```
-ca.crt         what nodes know the server by; copy it to each
+ca.crt         certificate by which nodes verify the server; copy it to each node
 server.crt     the server's certificate
 server.key
-keys/          public keys of the nodes that may join, NAME.pub; put one in, or take it out, at any time
-state.db       Flower's own state
-logs/          what Flower's programs print
+keys/          public keys of the nodes that may join, NAME.pub; add or remove them at any time
+state.db       Flower's state
+logs/          output of Flower's programs
 ```
 """
 
@@ -32,7 +32,7 @@ from fedfactor.engines.flower.certificates import (
 from fedfactor.engines.flower.control import Control, NoAnswer, key_bytes
 from fedfactor.engines.flower.programs import (
     DeploymentError,
-    Supervised,
+    RestartingProgram,
     free_port,
     node_command,
     script,
@@ -43,26 +43,26 @@ from fedfactor.runs.flower.local import POLL, Events, committed
 from fedfactor.runs.recipe import Recipe
 
 DAYS = 365
-"""How long the certificates that `up` makes are valid."""
+"""Days for which the certificates that `up` creates are valid."""
 LOOK = 2.0
-"""Seconds between looks at the keys."""
+"""Seconds between two checks of the folder of keys."""
 AGAIN = 5.0
-"""Seconds between a ServerApp's end and the next start."""
+"""Seconds between the end of a ServerApp and its next start."""
 TRIES = 3
-"""Starts of a run without a new committed round after which it is given up; and of a SuperLink that never answers."""
-LEAVE = 10.0
-"""Seconds that a node has to tell the server that it leaves: otherwise it counts as online for a minute more."""
+"""Starts without progress before giving up: of a run that commits no round, and of a SuperLink that never answers."""
+GRACE = 10.0
+"""Seconds that a node has to sign off from the server, which would otherwise count it as online for a minute."""
 
 
 class Keys:
-    """The folder of the public keys that may join."""
+    """The folder of public keys of the nodes that may join."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._unread = set[str]()
 
     def admit(self, control: Control) -> list[str]:
-        """Let the holders of the keys in the folder join, and others no more; return what changed, in words."""
+        """Register the keys in the folder, remove all others, and return a message per change."""
         known, wanted, unread, changes = {node.key: node for node in control.nodes()}, set[bytes](), {}, []
         for path in sorted(self.folder.glob("*.pub")):
             try:
@@ -73,22 +73,22 @@ class Keys:
                     changes.append(f"{path.stem} may join")
             except NoAnswer:
                 raise
-            except DeploymentError as error:  # no key, perhaps a file that is just being copied
+            except DeploymentError as error:  # not a key; perhaps the file is still being copied
                 unread[path.stem] = str(error)
         changes += [reason for reason in unread.values() if reason not in self._unread]
         self._unread = set(unread.values())
         for key, node in known.items():
             if key not in wanted and node.name not in unread:
                 control.unregister(node.id)
-                changes.append(f"{node.name} may join no more")
+                changes.append(f"{node.name} may no longer join")
         return changes
 
 
 class Site:
-    """The server's folder, its SuperLink and the process that starts ServerApps.
+    """The server's folder, its SuperLink and its SuperExec, the process that starts ServerApps.
 
-    They are three processes on purpose: a ServerApp that Flower's SuperLink starts itself dies with it; this one waits
-    until the SuperLink is up again.
+    SuperLink and SuperExec are separate processes because a ServerApp started by the SuperLink itself ends with it,
+    whereas one started by the SuperExec waits until the SuperLink is up again.
     """
 
     def __init__(self, folder: Path, hosts: list[str], listen: str, port: int) -> None:
@@ -105,8 +105,8 @@ class Site:
         executor += ["--root-certificates", str(self.certificates.authority)]
         executor += ["--superexec-auth-secret-file", str(secret)]
         home, logs = self.folder / "flower", self.folder / "logs"
-        self.superlink = Supervised("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
-        self.executor = Supervised("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
+        self.superlink = RestartingProgram("the SuperLink", lambda: command, home / "superlink", logs / "superlink.log")
+        self.executor = RestartingProgram("the SuperExec", lambda: executor, home / "superexec", logs / "serverapp.log")
         self.control = Control(f"127.0.0.1:{port}", self.certificates.authority)
 
     def _certificates(self, hosts: list[str]) -> Certificates:
@@ -116,15 +116,15 @@ class Site:
             return found
         return server_certificates(self.folder, [*hosts, "localhost", "127.0.0.1"], DAYS)
 
-    def look(self) -> None:
-        """Start again what has ended."""
-        self.superlink.look()
-        self.executor.look()
+    def poll(self) -> None:
+        """Restart programs that have ended."""
+        self.superlink.poll()
+        self.executor.poll()
 
     def close(self) -> None:
-        """Stop all programs; what is in the folder stays."""
+        """Stop all programs; the folder stays."""
         for one in (self.superlink, self.executor):
-            one.retire()
+            one.stop_restarting()
         stop_all([one.program for one in (self.superlink, self.executor) if one.program is not None])
         self.control.__exit__()
 
@@ -138,7 +138,7 @@ def up(
     on_event: Callable[[dict[str, Any]], None],
     tell: Callable[[str], None],
 ) -> None:
-    """Serve a run until it is done; a ServerApp or SuperLink that dies is started again and carries on."""
+    """Serve a run until it has finished; restart the ServerApp or SuperLink if it ends, which resumes the run."""
     from fedfactor.runs.flower.app import write_app
 
     events, app = Events(directory), write_app(recipe, site.folder / "app", directory, config=config)
@@ -148,8 +148,8 @@ def up(
     while run is not None or not (directory / "summary.json").exists():
         ended = site.superlink.program is not None and site.superlink.program.code is not None
         if ended and not answered and site.superlink.starts >= TRIES:
-            raise DeploymentError(f"the SuperLink does not come up: {site.superlink.last_words()}")
-        site.look()
+            raise DeploymentError(f"the SuperLink does not start: {site.superlink.log_tail()}")
+        site.poll()
         try:
             if time.monotonic() - looked > LOOK:
                 changes = site.keys.admit(site.control)
@@ -166,9 +166,9 @@ def up(
                 run = None
                 if not (directory / "summary.json").exists():
                     attempt.reason = progress.details or progress.status
-                    tell(f"the ServerApp ended ({attempt.reason}); starting it again")
+                    tell(f"the ServerApp ended ({attempt.reason}); restarting it")
                     time.sleep(AGAIN)
-        except NoAnswer as error:  # it is down, or not up yet: its supervisor brings it back
+        except NoAnswer as error:  # it is down or still starting; `site.poll` restarts it
             if answered and str(error) != told:
                 told = str(error)
                 tell(f"{told}; waiting for it")
@@ -177,14 +177,14 @@ def up(
 
 
 class Attempts:
-    """Counts the starts of a run that does not get further."""
+    """Counts the starts of a run that makes no progress."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._round, self._tries = directory, -2, 0
         self.reason = ""
 
     def count(self) -> None:
-        """Count one more; an error if it would be one too many."""
+        """Count a start; raise RunFailed after too many without a new committed round."""
         now = committed(self._directory)
         self._tries, self._round = (self._tries + 1 if now == self._round else 1), now
         if self._tries > TRIES:
@@ -192,7 +192,7 @@ class Attempts:
 
 
 class RunFailed(RuntimeError):
-    """A run that does not get further, however often its ServerApp is started."""
+    """A run makes no progress although its ServerApp was restarted several times."""
 
 
 def join(
@@ -203,20 +203,20 @@ def join(
     config: Mapping[str, str | int | float],
     tell: Callable[[str], None],
 ) -> None:
-    """Run a node for ever; say why when the server refuses it, and try again."""
+    """Run a node until interrupted; if the server refuses it, report why and try again."""
     if not authority.exists():
         raise DeploymentError(f"there is no {authority}: copy it from the server's site folder")
     if not key.exists():
         public = node_key(key)
-        tell(f"made a key for this node; copy {public} to the folder keys of the server's site")
+        tell(f"created a key for this node: copy {public} to the folder keys of the server's site")
     log = home / "node.log"
-    place = len(log.read_text(errors="replace")) if log.exists() else 0  # what earlier ones said
-    node = Supervised(
+    place = len(log.read_text(errors="replace")) if log.exists() else 0  # output of earlier starts
+    node = RestartingProgram(
         "this node",
         lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config),
         home,
         log,
-        leave=LEAVE,
+        grace=GRACE,
     )
     try:
         while True:
@@ -228,35 +228,35 @@ def join(
                 if isinstance(reason, Hopeless):
                     raise DeploymentError(reason)
                 tell(f"{reason}; trying again")
-            node.look()
+            node.poll()
             time.sleep(POLL)
     finally:
-        node.retire()
+        node.stop_restarting()
         if node.program is not None:
             node.program.stop()
 
 
 class Hopeless(str):
-    """A reason that no further try will change."""
+    """A reason for which trying again is pointless."""
 
     __slots__ = ()
 
 
 def refusal(said: str, address: str, key: Path) -> str:
-    """Return why a SuperNode ended, in words, from what it printed."""
+    """Return why a SuperNode ended, judging by its output."""
     if "certificate" in said.lower() and "verify failed" in said.lower():
         found = re.search(r"certificate verify failed: ([^\n(\]]+)", said)
         return Hopeless(
-            f"the server at {address} shows a certificate that is not of our ca.crt"
-            f"{f' ({found[1].strip()})' if found else ''}; is the address one of those given to `up --host`, and "
-            "ca.crt that of the server's site?"
+            f"the certificate of the server at {address} does not match ca.crt"
+            f"{f' ({found[1].strip()})' if found else ''}: check that the address was given to `up --host`, and that "
+            "ca.crt is the one of the server's site"
         )
     if "[code: 2004]" in said or "Failed to activate SuperNode" in said:
         return (
             f"the server at {address} does not accept this node's key: either {key.name}.pub is not in the folder keys "
-            "of its site, or a node with this key was up a moment ago and still counts as online, for a minute at most"
+            "of its site, or a node with this key has just ended and counts as online for up to a minute"
         )
     if "401" in said and "Unauthorized" in said:
-        return f"the server at {address} takes our signature for too old or too new: are both clocks right?"
+        return f"the server at {address} rejected the signature's timestamp: check that both clocks agree"
     last = [line.strip() for line in said.splitlines() if line.strip()]
     return f"the node ended: {' | '.join(last[-3:])[-500:]}"

@@ -1,7 +1,7 @@
-"""A whole deployment on this machine: SuperLink, nodes and their keys, brought up for one run and taken down again.
+"""A complete Flower deployment on this machine for one run: SuperLink, nodes and keys.
 
-Everything lives below the run directory in `flower/`, which is removed at the end; nothing listens to other machines.
-What Flower printed is kept in `flower-logs/` if the run failed.
+All files are in `flower/` below the run directory, which is removed at the end; nothing listens to other machines. If
+the run fails, Flower's logs are kept in `flower-logs/`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedfactor.engines.flower.programs import (
     START,
     DeploymentError,
     Program,
-    Supervised,
+    RestartingProgram,
     free_port,
     node_command,
     stop_all,
@@ -34,19 +34,19 @@ from fedfactor.engines.flower.programs import (
 from fedfactor.runs.recipe import Recipe
 
 MOST_NODES = 50
-"""Clients for which a SuperNode each is started: two processes of about 130 MB."""
+"""Largest number of clients: each has a SuperNode, which is two processes of about 130 MB."""
 POLL = 0.5
-"""Seconds between looks at a run."""
+"""Seconds between two checks of a run."""
 
 
 class Deployment:
-    """A SuperLink and nodes on this machine's own address; `simulation` has no nodes but Flower's simulated ones."""
+    """A SuperLink and its nodes on 127.0.0.1; with `simulation`, Flower simulates the nodes."""
 
     def __init__(self, home: Path, *, simulation: bool = False, database: bool = False) -> None:
         self.home, self.simulation = home, simulation
         self.logs = home / "logs"
         self.database = home / "state.db" if database else None
-        self.nodes: dict[str, Supervised] = {}
+        self.nodes: dict[str, RestartingProgram] = {}
         self.port = 0
         self.superlink: Program | None = None
         self.certificates: Certificates | None = None
@@ -54,11 +54,11 @@ class Deployment:
         self._extra: dict[str, str] = {}
 
     def __enter__(self) -> Deployment:
-        shutil.rmtree(self.home, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(self.home, ignore_errors=True)  # left by a run that was killed
         self.home.mkdir(parents=True, mode=0o700)
         try:
             if self.simulation:
-                # Ray's sockets need a short path. Simulated nodes keep their states beside those of real ones.
+                # Ray's sockets need a short path. Simulated nodes keep their states where real nodes do.
                 ray = tempfile.mkdtemp(prefix="ray-")
                 self._extra = {"RAY_TMPDIR": ray, "XDG_STATE_HOME": str(self.home.parent / "nodes")}
             else:
@@ -73,9 +73,9 @@ class Deployment:
         self.close()
 
     def close(self) -> None:
-        """Stop everything and remove all files."""
+        """Stop all programs and remove all files."""
         for node in self.nodes.values():
-            node.retire()
+            node.stop_restarting()
         running = [node.program for node in self.nodes.values() if node.program is not None]
         stop_all([*running, *([self.superlink] if self.superlink else [])])
         if self._control is not None:
@@ -86,7 +86,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where nodes find the SuperLink."""
+        """Address of the SuperLink."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -97,7 +97,7 @@ class Deployment:
         return self._control
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, again if it has ended, and wait until it answers."""
+        """Start the SuperLink and wait until it answers."""
         self.port = self.port or free_port()
         command = superlink_command("127.0.0.1", self.port, self.certificates)
         command += ["--database", str(self.database)] if self.database else []
@@ -107,16 +107,16 @@ class Deployment:
         until(self.control.answers, START, "waiting for the SuperLink", [self.superlink])
 
     def register(self, name: str) -> Path:
-        """Make a key for a node and let it join; return the key."""
+        """Create a key for a node and register it; return the path of the key."""
         key = self.home / "keys" / name
         self.control.register(node_key(key), name)
         return key
 
-    def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> Supervised:
-        """Start a node, which is started again when it ends."""
+    def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> RestartingProgram:
+        """Start a node; `poll` restarts it when it ends."""
         assert self.certificates is not None
         address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
-        self.nodes[name] = Supervised(
+        self.nodes[name] = RestartingProgram(
             f"node {name}",
             lambda: node_command(address, authority, proof, free_port(), config),
             self.home / "nodes" / name,
@@ -135,19 +135,19 @@ def run_local(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     config: Mapping[str, str | int | float | bool] | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe on a deployment of its own, or with Flower's simulation; return what `summary.json` holds."""
+    """Run a recipe on a deployment of its own, or with Flower's simulation; return the content of `summary.json`."""
     from fedfactor.runs.directory import check_claim, locked
     from fedfactor.runs.flower.app import write_app
     from fedfactor.runs.tasks import task_of
 
     if simulation and importlib.util.find_spec("ray") is None:
         raise DeploymentError("--engine flower-ray needs Ray: pip install 'flwr[simulation]>=1.41,<1.42'")
-    # Natural owners are counted in the data.
+    # If clients are the natural owners of the data, their number is known only from the data.
     clients = recipe.tables["partition"].get("clients") or task_of(recipe, data_dir)[0].data.clients
     if clients > MOST_NODES and not simulation:
         raise DeploymentError(
-            f"--engine flower-local starts a SuperNode for each client, and the recipe has {clients}, more than "
-            f"{MOST_NODES}; --set partition.clients=8 takes fewer, --engine flower-ray or pool takes them all"
+            f"--engine flower-local starts one SuperNode per client, at most {MOST_NODES}; the recipe has {clients}. "
+            "Use fewer clients (--set partition.clients=8), or --engine flower-ray or pool"
         )
     directory = directory.absolute()
     with locked(directory, "flower.lock"), stopping_on_sigterm():
@@ -157,7 +157,9 @@ def run_local(
             with Deployment(directory / "flower", simulation=simulation) as deployment:
                 app = write_app(recipe, deployment.home / "app", directory, config=given)
                 try:
-                    gpus = 1.0 if recipe.training.device.startswith("cuda") else 0.0  # others would see none
+                    gpus = (
+                        1.0 if recipe.training.device.startswith("cuda") else 0.0
+                    )  # with 0, Ray hides the GPU from the nodes
                     run = deployment.control.start(app, {}, nodes=clients if simulation else 0, gpus=gpus)
                     for client in range(0 if simulation else clients):
                         deployment.join(str(client), {"client": client, "state-dir": str(directory / "nodes")})
@@ -172,15 +174,15 @@ def run_local(
 
 
 def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable[[dict[str, Any]], None]) -> None:
-    """Tell events as the ServerApp writes them, restart nodes that end, until the run is over."""
+    """Report events as the ServerApp writes them and restart nodes that end, until the run has ended."""
     events = Events(directory)
     while True:
         superlink = deployment.superlink
         assert superlink is not None
         if superlink.code is not None:
-            raise DeploymentError(f"the SuperLink ended, code {superlink.code}: {superlink.last_words()}")
+            raise DeploymentError(f"the SuperLink ended with exit code {superlink.code}: {superlink.log_tail()}")
         for node in deployment.nodes.values():
-            node.look()
+            node.poll()
         try:
             progress = deployment.control.progress(run)
         except NoAnswer:
@@ -192,11 +194,11 @@ def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable
             break
         time.sleep(POLL)
     if progress.status != "finished:completed" or not (directory / "summary.json").exists():
-        raise DeploymentError(f"the run ended as {progress.status}: {progress.details or superlink.last_words()}")
+        raise DeploymentError(f"the run ended as {progress.status}: {progress.details or superlink.log_tail()}")
 
 
 class Events:
-    """Tells what another process commits to a run directory, as a run in this one would tell it."""
+    """Events that another process commits to a run directory, as a run in this process would report them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._round, self._seen = directory, -1, 0
@@ -204,7 +206,7 @@ class Events:
         self._first = [{"event": "resumed", "round": self._round, "past": past[:-1]}] if past else []
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of all commits since the last time, and that they are committed."""
+        """Yield the events of all commits since the last call, each followed by a `committed` event."""
         if self._seen:
             yield from self._first
             self._first = []
@@ -214,7 +216,7 @@ class Events:
         try:
             info = json.loads((self._directory / "checkpoint" / f"round-{now}" / "info.json").read_text())
         except FileNotFoundError:
-            return  # overtaken by a later commit, which will be seen the next time
+            return  # replaced by a later commit, which the next call reads
         lines = (self._directory / "metrics.jsonl").read_text().splitlines()[self._seen : info["events"]]
         self._round, self._seen = now, info["events"]
         yield from (json.loads(line) for line in lines)
@@ -222,7 +224,7 @@ class Events:
 
 
 def committed(directory: Path) -> int:
-    """Return the last round that a run directory has committed, or -1."""
+    """Return the last committed round of a run directory; -1 if there is none."""
     pointer = directory / "checkpoint" / "current"
     return int(pointer.read_text().removeprefix("round-")) if pointer.exists() else -1
 
@@ -234,7 +236,7 @@ def _keep_logs(logs: Path, where: Path) -> None:
 
 @contextlib.contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C, so that everything is taken down then too."""
+    """Treat SIGTERM like Ctrl-C, so that all programs are stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

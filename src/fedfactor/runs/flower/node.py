@@ -1,6 +1,6 @@
-"""The client's side on a node: its own data, its own disk, and `client.work` on what the server sends.
+"""A client on a Flower node: it runs `client.work` on its own data and keeps its state on its own disk.
 
-Flower starts a process for every message, so nothing is kept in memory that would be missed. What a node is comes from
+Flower starts a process per message, so nothing may be kept in memory between messages. A node is configured by
 `--node-config`: `client` (a number or a name), `capacity` (a share, or "measure"), `data` with `data-options` and
 `data-dir`, `state-dir`, `device` and `threads`.
 """
@@ -37,43 +37,42 @@ from fedfactor.server.dispatch import LONGEST_REASON
 
 Config = Mapping[str, Any]
 KNOWN = ("client", "capacity", "data", "data-options", "data-dir", "state-dir", "device", "threads")
-"""Keys of a node's configuration; Flower's simulation adds `partition-id` and `num-partitions`."""
+"""Keys of a node's configuration."""
 SIMULATED = ("partition-id", "num-partitions")
+"""Keys that Flower's simulation adds."""
 
 
 class NodeError(ValueError):
-    """A node whose configuration cannot be used; the message names the key."""
+    """The configuration of a node is not valid; the message names the key."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
-    """One device: what the run says, and what the device says."""
+class ClientNode:
+    """One node: settings of the run, and the configuration of the device."""
 
     recipe: str
-    """The recipe's text."""
+    """Text of the recipe."""
     own_data: bool
-    """Every node has data of its own; otherwise it takes its part of the recipe's."""
+    """Whether every node has its own data; otherwise it loads its part of the recipe's data."""
     deadline: float
     config: Config
 
     @classmethod
-    def of(cls, context: Context) -> Node:
-        """Read what Flower gives an app."""
+    def of(cls, context: Context) -> ClientNode:
+        """Return the node that Flower's context describes."""
         run, node = context.run_config, context.node_config
         for key in node:
             if key not in (*KNOWN, *SIMULATED):
-                raise NodeError(f"node-config has no key {key!r}; there are {', '.join(KNOWN)}")
+                raise NodeError(f"node-config has no key {key!r}; the keys are {', '.join(KNOWN)}")
         return cls(str(run["recipe"]), run["data"] == "nodes", float(run["deadline"]), dict(node))
 
-    # What it tells the server.
-
     def hello(self) -> dict[str, bool | int | float | str]:
-        """Say who this is, how much it can take, and what its data are like."""
+        """Return what the node reports to the server: which client it is, its capacity and its data."""
         capacity = self.config.get("capacity", 0.0)
         if capacity == "measure":
             capacity = self.measured()
         elif type(capacity) not in (int, float) or not (capacity == 0 or 0 < capacity <= 1):
-            raise NodeError(f'capacity is a share of the full model in (0, 1], or "measure", got {capacity!r}')
+            raise NodeError(f'capacity must be a share of the full model in (0, 1], or "measure", got {capacity!r}')
         return {
             "fedfactor": fedfactor.__version__,
             "client": self.client,
@@ -83,14 +82,14 @@ class Node:
 
     @property
     def client(self) -> int | str:
-        """Its number in the population, or a name; empty: the server goes by the node's key."""
+        """Number in the population, or a name; if empty, the server identifies the node by its key."""
         found = self.config.get("client", self.config.get("partition-id", ""))
         if not isinstance(found, int | str) or isinstance(found, bool):
-            raise NodeError(f"client is a number in the population, or a name, got {found!r}")
+            raise NodeError(f"client must be a number in the population, or a name, got {found!r}")
         return found
 
     def measured(self) -> float:
-        """Return the largest capacity whose training fits this device's free memory and half the round's time."""
+        """Return the largest capacity that fits the free memory and trains within half of the round's deadline."""
         levels = resolve_text(self.recipe).capacities.levels
         setup, _ = self._task()
         client = self.client if isinstance(self.client, int) else 0
@@ -101,21 +100,19 @@ class Node:
                 return level
         return levels[-1]
 
-    # What it does for the server.
-
     def do(self, job: Bytes, fields: Config) -> tuple[bytes, dict[str, bool | int | float | str]]:
-        """Do a job on the state it names, and have the new one on disk before the answer leaves."""
+        """Run a job from the state that it names, and write the new state to disk before the answer is sent."""
         setup, _ = self._task()
         threads = self.config.get("threads", 1)
         if type(threads) is not int or threads < 1:
-            raise NodeError(f"threads is a whole number, at least 1, got {threads!r}")
+            raise NodeError(f"threads must be an integer of at least 1, got {threads!r}")
         torch.set_num_threads(threads)
         message = decode(job)
         client, round = message.fields["client"], message.fields["round"]
         states = self._states(fields["run"], client)
         base = str(fields["state"])
         if base and not SHA256.fullmatch(base):
-            raise BadMessage("the job names the state it builds on by something other than a SHA-256")
+            raise BadMessage("the job does not name its state by a SHA-256")
         try:
             state = states.read(base) if base else None
         except Lost:
@@ -130,12 +127,12 @@ class Node:
         return bytes(reply), {"state": sha256, "seconds": time.perf_counter() - start}
 
     def is_client(self, number: object) -> bool:
-        """Tell whether a job for this client can be meant for this node."""
+        """Return whether a job for this client may be run by this node."""
         return not isinstance(self.client, int) or self.client == number
 
     def _states(self, run: str, client: int) -> DeviceStates:
         if not run.isalnum():
-            raise BadMessage("the job names its run by something other than letters and digits")
+            raise BadMessage("the name of the run in the job is not made of letters and digits")
         given = self.config.get("state-dir")
         return DeviceStates((Path(str(given)) if given else state_folder()) / run / f"client-{client}")
 
@@ -146,13 +143,13 @@ class Node:
 
 @lru_cache(maxsize=4)
 def resolve_text(text: str) -> Recipe:
-    """Read a recipe that came as text."""
+    """Resolve a recipe given as text."""
     return resolve(parse(text, "the run's recipe"), "the run's recipe")
 
 
 @lru_cache(maxsize=4)
 def _task(text: str, own: bool, *, data: str, data_options: str, data_dir: str, device: str) -> tuple[Setup, Facts]:
-    """Load this node's data and build what it has in common with the server; kept where a process serves many jobs."""
+    """Load this node's data and build the setup; cached for processes that serve several jobs (simulation)."""
     recipe = resolve_text(text)
     if device:
         recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, device=device))
@@ -160,13 +157,15 @@ def _task(text: str, own: bool, *, data: str, data_options: str, data_dir: str, 
     if own:
         if not data:
             raise NodeError(
-                "every node has its own data in this run: name a data set or package.module:function as data"
+                "every node has its own data in this run: set `data` to name a data set or package.module:function"
             )
         federated_data, facts = _own_data(recipe, data, _options(data_options), data_dir or None)
         task = task_with(recipe, federated_data, facts)
     else:
         if data:
-            raise NodeError(f"the run's nodes take their parts of the recipe's data, so data = {data!r} cannot be")
+            raise NodeError(
+                f"this run's nodes load parts of the recipe's data: remove data = {data!r} from node-config"
+            )
         task, facts = task_of(recipe, data_dir or None)
     setup = setup_of(recipe, task)
     setup.bind(recipe.capacities.levels)
@@ -177,14 +176,14 @@ def _options(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
-        raise NodeError(f"data-options is a JSON object, got {text[:80]!r} ({error})") from None
+        raise NodeError(f"data-options must be a JSON object, got {text[:80]!r} ({error})") from None
     if not isinstance(found, dict):
-        raise NodeError(f"data-options is a JSON object, got {text[:80]!r}")
+        raise NodeError(f"data-options must be a JSON object, got {text[:80]!r}")
     return found
 
 
 def _own_data(recipe: Recipe, name: str, options: dict[str, Any], data_dir: str | None) -> tuple[FederatedData, Facts]:
-    """Load a node's own data: all its training examples are one client's, whatever number that has."""
+    """Load a node's own data: all its training examples belong to its client, whatever the client's number."""
     dataset = load(name, data_dir=data_dir, **options)
     shared = {key: value for key, value in recipe.tables["partition"].items() if key in SHARED}
     whole = federated(dataset, "iid", clients=1, **{**shared, "take": 0})
@@ -198,22 +197,21 @@ def _own_data(recipe: Recipe, name: str, options: dict[str, Any], data_dir: str 
 
 
 MOST_CLIENTS = 1 << 31
+"""Size of the population that a node assumes: its client may have any number below it."""
 
 
 def state_folder() -> Path:
-    """Return where states are kept unless a node says otherwise."""
+    """Return the default directory of private states."""
     home = os.environ.get("XDG_STATE_HOME")
     return (Path(home) if home else Path.home() / ".local" / "state") / "fedfactor"
 
 
-# What a device can take.
-
 STEPS = 3
-"""Timed steps, after one that is not."""
+"""Number of timed training steps, after one for warming up."""
 
 
 def training_seconds(setup: Setup, client: int, capacity: float) -> float:
-    """Time a few steps of the network of a capacity and return what a round's training would take."""
+    """Time a few training steps at a capacity and return the estimated seconds of a round's training."""
     examples, training = setup.task.data.of(client), setup.training
     network, rng = setup.network(capacity).train(), torch_rng(training.seed, "measure")
     taken = []
@@ -221,7 +219,7 @@ def training_seconds(setup: Setup, client: int, capacity: float) -> float:
         start = time.perf_counter()
         loss = setup.task.loss(network(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
-        float(loss.detach())  # waits for the device
+        float(loss.detach())  # wait for the device
         taken.append(time.perf_counter() - start)
     network.zero_grad()
     steps = training.epochs * -(-len(examples[1]) // training.batch_size)
@@ -233,7 +231,7 @@ def _some(items: Any, count: int) -> Any:
 
 
 def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
-    """Return the memory of a training step: weights, gradients and momentum, and what the backward pass needs."""
+    """Return the bytes that training needs: weights, gradients, momentum, and activations for the backward pass."""
     inputs = setup.task.data.of(client)[0][: setup.training.batch_size]
     network = setup.network(capacity).train()
     first = next(iter(network.parameters()))
@@ -243,7 +241,7 @@ def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free memory of a device; where nobody can tell, it is taken to suffice."""
+    """Return the free memory of a device in bytes; infinity if it is unknown."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     names = getattr(os, "sysconf_names", {})
@@ -252,27 +250,24 @@ def free_bytes(device: torch.device) -> float:
     return float("inf")
 
 
-# Flower's side of it.
-
-
 def answer(message: Message, context: Context) -> Message:
-    """Do what a message asks; what goes wrong is said in the answer, since Flower's own errors say less."""
+    """Answer a message; errors are described in the answer, because Flower's own errors contain less."""
     try:
         content = _answer(message.content, message.metadata.message_type, context)
-    except Exception as error:  # a client's failure costs its own update only
+    except Exception as error:  # a failed client must not affect the others
         reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
         content = pack(None, {"failure": reason})
     return Message(content, reply_to=message)
 
 
 def _answer(content: RecordDict, kind: str, context: Context) -> RecordDict:
-    node = Node.of(context)
+    node = ClientNode.of(context)
     data, fields = unpack(content)
     if kind == "query":
         return pack(None, node.hello())
     if data is None:
         raise BadMessage("a job without a message")
-    job = bytearray(data)  # which is decoded without another copy
+    job = bytearray(data)  # writable, so that decoding needs no further copy
     asked = decode(job).fields.get("client")
     if not node.is_client(asked):
         return pack(None, {"failure": f"this node is client {node.client}, not {asked}", "stranger": True})

@@ -1,6 +1,6 @@
-"""The server's side: enrol the nodes, then run the recipe in its directory as on any other engine.
+"""The server on Flower: enrol the nodes, then execute the recipe as on any other engine.
 
-A run that was stopped, wherever and however, is carried on by starting it again with the same run directory.
+An interrupted run resumes when it is started again with the same run directory.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "lost-state": "fail",
     "device": "cpu",
 }
-"""Settings of a run on Flower beside `recipe` and `run-dir`; the words are explained in `docs/flower.md`."""
+"""Settings of a run on Flower in addition to `recipe` and `run-dir`; `docs/flower.md` explains them."""
 
 
 def serve(grid: Grid, context: Context) -> Result:
-    """Run, or carry on, what an app's configuration says."""
+    """Execute or resume the recipe in an app's configuration."""
     config = {**DEFAULTS, **context.run_config}
     check_choice("data", str(config["data"]), ("recipe", "nodes"))
     check_choice("identity", str(config["identity"]), ("config", "key"))
     check_choice("lost-state", str(config["lost-state"]), ("fail", "restart"))
     directory = Path(str(config["run-dir"]))
     if not directory.is_absolute():
-        raise ValueError(f"run-dir is an absolute path on the server's host, got {str(directory)!r}")
+        raise ValueError(f"run-dir must be an absolute path on the server's machine, got {str(directory)!r}")
     directory.mkdir(parents=True, exist_ok=True)
     recipe = resolve_text(str(config["recipe"]))
-    # What clients compute on, they say themselves.
+    # The device of the server; each node configures its own.
     training = dataclasses.replace(recipe.training, device=str(config["device"]))
     recipe = dataclasses.replace(recipe, training=training)
     roster = Roster(directory / ENROLLED, config["identity"] == "key", float(config["poll"]))
@@ -80,13 +80,13 @@ def serve(grid: Grid, context: Context) -> Result:
 
 
 def _enrol(engine: Flower) -> None:
-    """Wait for the nodes, and note what they said the first time; later words of theirs do not change a run."""
+    """Wait for the nodes and store what they report the first time; later reports do not change the run."""
     roster = engine.roster
     came = roster.gather(engine.grid, roster.population, engine.wait)
     if came < max(1, math.ceil(engine.quorum * roster.population)):
         raise QuorumLost(
-            f"{came} of {roster.population} clients came within {engine.wait:g} seconds, the quorum is "
-            f"{engine.quorum:g}; what is in the run directory is intact, and why nodes were refused is in the log"
+            f"{came} of {roster.population} clients connected within {engine.wait:g} seconds, the quorum is "
+            f"{engine.quorum:g}. The run directory is intact; the log says why nodes were refused"
         )
     if roster.start:
         return
@@ -99,7 +99,7 @@ def _enrol(engine: Flower) -> None:
 
 
 def _common_facts(claims: Mapping[int, Claim]) -> Facts:
-    """Return what the first client's data are like, if all others' are like it."""
+    """Return the description of the first client's data; raise RuntimeError if another client's data differ."""
     first, facts = next((client, claim.facts) for client, claim in claims.items())
     for client, claim in claims.items():
         for key in AGREED:
@@ -114,22 +114,22 @@ def _common_facts(claims: Mapping[int, Claim]) -> Facts:
 def _population(recipe: Recipe) -> int:
     clients = recipe.tables["partition"].get("clients")
     if not isinstance(clients, int):
-        raise ValueError("every node has its own data: say in the recipe how many there are, by partition.clients")
+        raise ValueError("every node has its own data: set partition.clients in the recipe to the number of nodes")
     return clients
 
 
 def _described(recipe: Recipe, roster: Roster) -> tuple[Task, Facts]:
-    """Make a task of what the nodes say of their data: an example of zeros a client, as their models see theirs."""
+    """Build the task from the nodes' description of their data, with one example of zeros per client."""
     facts: dict[str, Any] = {**roster.start["facts"], "clients": roster.population}
     example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-    inputs = example.expand(roster.population, *example.shape)  # one in memory
+    inputs = example.expand(roster.population, *example.shape)  # all share the memory of one
     parts = [torch.tensor([client]) for client in range(roster.population)]
     data = FederatedData((inputs, torch.zeros(roster.population, dtype=torch.int64)), parts)
     return task_with(recipe, data, facts), facts
 
 
 def _tell(event: dict[str, Any]) -> None:
-    """Print a line a round, which Flower's log shows."""
+    """Print one line per round, which appears in Flower's log."""
     if event["event"] != "round":
         return
     words = [f"round {event['round']}: loss {event['loss']:.4f}"]

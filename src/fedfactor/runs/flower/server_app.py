@@ -1,4 +1,4 @@
-"""The ServerApp: what the SuperLink runs for a run."""
+"""The ServerApp, which the SuperLink runs once per run."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the app's configuration says."""
+    """Execute the recipe in the app's configuration."""
     serve(grid, context)

@@ -1,4 +1,4 @@
-"""Nothing of a program outlives whoever started it, however it ends."""
+"""No process of a program outlives the process that started it, however that ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from fedfactor.engines.flower import keeper
-from fedfactor.engines.flower.programs import Program, Supervised
+from fedfactor.engines.flower.programs import Program, RestartingProgram
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -28,7 +28,10 @@ time.sleep(LENGTH)
 
 
 def alive(process: int) -> bool:
-    return any(one == process for one, _ in keeper._parents())
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def family(tmp_path: Path, length: float = 600) -> tuple[Program, list[int]]:
@@ -56,7 +59,7 @@ def test_stopping_leaves_no_process_not_even_orphans_in_sessions_of_their_own(tm
     program, processes = family(tmp_path)
     assert all(alive(process) for process in processes)
     program.stop()
-    assert not any(alive(process) for process in [*processes, program.keeper])
+    assert not any(alive(process) for process in [*processes, program.supervisor])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans can only be adopted on Linux")
@@ -92,16 +95,18 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
 def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("fedfactor.engines.flower.programs.time.monotonic", lambda: now[0])
-    one = Supervised("one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log")
+    one = RestartingProgram(
+        "one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log"
+    )
     pauses = []
     for _ in range(6):
         assert one.program is not None
         assert one.program.wait(30) == 7
-        one.look()  # sees the end
+        one.poll()  # sees the end
         before, starts = now[0], one.starts
         while one.starts == starts:
             now[0] += 0.5
-            one.look()
+            one.poll()
         pauses.append(now[0] - before)
     assert one.program is not None
     one.program.stop()
@@ -119,21 +124,21 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("leave", [0.0, 20.0])
-def test_a_program_takes_its_leave_if_it_may(leave: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("grace", [0.0, 20.0])
+def test_a_program_may_end_by_itself_within_its_grace_period(grace: float, tmp_path: Path) -> None:
     words = [sys.executable, "-c", LEAVING, str(tmp_path / "farewell")]
-    program = Program("leaving", words, tmp_path, tmp_path / "log", leave=leave)
+    program = Program("leaving", words, tmp_path, tmp_path / "log", grace=grace)
     end = time.monotonic() + 60
     while "here" not in program.output():
         assert time.monotonic() < end
         time.sleep(0.05)
     program.stop()
-    assert (tmp_path / "farewell").exists() == (leave > 0)
-    assert not alive(program.keeper)
+    assert (tmp_path / "farewell").exists() == (grace > 0)
+    assert not alive(program.supervisor)
 
 
 def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
     program = Program("none", [str(tmp_path / "nothing")], tmp_path, tmp_path / "log")
     assert program.wait(30) == 127
-    assert "cannot start" in program.last_words()
+    assert "cannot start" in program.log_tail()
     program.stop()
