@@ -74,20 +74,14 @@ class FedDecomp(Factorised, Diagnostics):
     lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
     share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
     simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
-    code_rank: bool = field(
-        default=False, metadata=described("as in the authors' code: ranks from the outputs, plain view")
-    )
+    code_rank: bool = field(default=False, metadata=described("the authors' code: ranks from the outputs, plain view"))
     code_scale: bool = field(default=False, metadata=described("as in the authors' code: tau = B A / r"))
     pretrained: str = field(default="", metadata=described("safetensors file that sigma starts from (Sec. 4.5)"))
-    fresh: tuple[str, ...] = field(
-        default=(), metadata=described("name patterns of tensors that are not in the file, such as the classifier")
-    )
+    fresh: tuple[str, ...] = field(default=(), metadata=described("patterns of tensors that are not in the file"))
 
     def __post_init__(self) -> None:
         if self.pretrained and self.share not in ("sigma", "both"):
-            raise ValueError(
-                f"pretrained weights initialise a shared sigma, but share = {self.share!r} keeps it private"
-            )
+            raise ValueError(f"pretrained weights start a shared sigma, but share = {self.share!r} keeps it private")
 
     @property
     def traits(self) -> Traits:
@@ -134,17 +128,13 @@ class FedDecomp(Factorised, Diagnostics):
         try:
             fill(plain, {**given, **own})
         except ValueError as error:
-            raise ValueError(
-                f"{self.pretrained} does not fit: {error}; list tensors that are not in the file in `fresh`"
-            ) from error
+            raise ValueError(f"{self.pretrained} does not fit: {error}; `fresh` lists tensors not in it") from error
         for name, tensor in given.items():
             if not finite(tensor):
                 raise ValueError(f"{self.pretrained}: {name!r} is not finite")
         drawn, tau = super().start(networks), self._tau_names(networks(1.0))
         loaded = super().start(lambda capacity: self._decomposed(plain))
-        return {
-            name: drawn[name] if name in tau else loaded[name] for name in drawn
-        }  # tau depends on the run's seed only
+        return {name: drawn[name] if name in tau else loaded[name] for name in drawn}  # tau from the run's seed alone
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
         """Refuse rounds with too few epochs for both phases."""

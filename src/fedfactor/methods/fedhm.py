@@ -48,9 +48,7 @@ class FedHM(Spectral, Diagnostics):
     rho: int = field(default=1, metadata=described("number of first layers that stay full"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay full"))
     tau: float = field(default=math.inf, metadata=described("softmax temperature; infinity: equal weights"))
-    masked_loss: bool = field(
-        default=False, metadata=described("exclude classes that a client does not have from its loss")
-    )
+    masked_loss: bool = field(default=False, metadata=described("mask classes that a client lacks in its loss"))
     static_norm: bool = field(
         default=False, metadata=described("batch norms track no statistics; they are estimated after training")
     )
