@@ -61,7 +61,7 @@ def test_cohorts() -> None:
         (lambda: Capacities({}), "Capacities: shares: .* at least 1 item"),
         (lambda: Training(device="gpu"), "Training: device must be cpu, cuda, cuda:1"),
         (lambda: Training(batch=3), "unexpected keyword argument 'batch'"),  # type: ignore[call-arg]
-        (lambda: run(round=3), "has no setting 'round'"),
+        (lambda: run(round=3), "has no parameter 'round'; did you mean 'rounds'"),
         (lambda: run("scaffold"), "no method is called 'scaffold'"),
         (lambda: Training(epochs=1.5), "epochs should be a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: Training(lr=math.nan), "lr should be a finite number, got nan"),
