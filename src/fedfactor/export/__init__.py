@@ -1,11 +1,11 @@
-"""Take a model out of a run: plain torch in one file, checked, with a card that says what it is.
+"""Export a model of a run: plain torch in one file, checked, with a model card.
 
-The server's model, at a capacity, or a client's own is composed to ordinary layers and compared with the network as it
-was trained; then it is written, read back from the file and compared again. Only a file that answers alike stays.
+The server's model at one capacity, or a client's own model, is composed to ordinary layers and compared with the
+trained network. It is then written, read back from the file and compared again. A file with other outputs is removed.
 
-| file | what is in it | who reads it |
+| file | content | needed to read it |
 |---|---|---|
-| `.safetensors` | the tensors of the plain network | torch and the code that builds the network |
+| `.safetensors` | the tensors of the plain network | torch, and the code that builds the network |
 | `.pt2` | tensors and graph (`torch.export`) | torch alone |
 | `.onnx` | tensors and graph | any ONNX runtime |
 """
@@ -26,18 +26,18 @@ __all__ = ["FORMATS", "ExportError", "Exported", "export"]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     card: Path
     architecture: Path | None
-    """The code of the network, where the file has none and the user's own package has none either."""
+    """File with the code of the network, if neither the model file nor a package of the user's contains it."""
     snippet: str
-    """Python that loads the file without this library."""
+    """Python code that loads the file without this library."""
     difference: float
-    """Largest difference to the network as trained, as a share of the largest output."""
+    """Largest difference from the outputs of the trained network, as a share of the largest output."""
     accuracy: float | None
-    """Of the model as written, on the test data; `None` where there is none."""
+    """Accuracy of the exported model on the test data; `None` without test data."""
 
 
 def export(
@@ -50,16 +50,22 @@ def export(
     data_dir: Path | str | None = None,
     with_data: bool = True,
 ) -> Exported:
-    """Write a run's model to `path`, whose ending says how, and a card beside it.
+    """Write a model of a run to `path`, in the format of its suffix, and a model card beside it.
 
-    The server's model at its largest capacity, or at `capacity`; or a client's own; of the last round or a kept one.
-    Without the data (`with_data=False`) models are compared on random inputs, and no accuracy is measured.
+    Args:
+        directory: The run directory.
+        path: File to write: `.safetensors`, `.pt2` or `.onnx`.
+        capacity: Capacity of the server's model; by default the largest.
+        client: Export the model of this client instead of the server's.
+        round: A round listed in `run.keep_rounds`; by default the last round.
+        data_dir: Where data sets are.
+        with_data: Whether to load the data. Without data, models are compared on random inputs and not evaluated.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
-        raise ExportError(f"the name of the file says how to write it: {', '.join(FORMATS)}; got {path}")
+        raise ExportError(f"the suffix of the file must be one of {', '.join(FORMATS)}; got {path}")
     if not path.parent.is_dir():
-        raise ExportError(f"there is no directory {path.parent} to write {path.name} to")
+        raise ExportError(f"there is no directory {path.parent}: create it first")
     form = FORMATS[path.suffix]()
     form.check()
     taken = take(Run(directory, round), capacity, client, data_dir, with_data)
@@ -71,7 +77,7 @@ def export(
         apart = difference(form.answers(unfinished, taken, code), answers(taken.model, taken.batch))
         if apart > limit(taken.model):
             raise ExportError(
-                f"the file answers otherwise than the model ({apart:.1e} of its largest output); not written"
+                f"the outputs of the file differ from those of the model ({apart:.1e} of the largest): not written"
             )
         if beside is not None:
             write_code(beside, code.text or "")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 
@@ -96,6 +99,17 @@ REGISTER = '''def register(*_, **__):
     """Stand in for fedfactor's list of networks: return the decorated function as it is."""
     return lambda build: build
 '''
+
+
+def run_module(text: str) -> dict[str, Any]:
+    """Run the source of a module, as importing it would, and return its names."""
+    module = ModuleType("architecture")
+    sys.modules[module.__name__] = module  # dataclasses look up their module there
+    try:
+        exec(compile(text, module.__name__, "exec", dont_inherit=True), vars(module))
+    finally:
+        del sys.modules[module.__name__]
+    return vars(module)
 
 
 def write_code(path: Path, text: str) -> None:

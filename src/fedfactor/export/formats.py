@@ -1,4 +1,4 @@
-"""Ways to write a model down, and to read it back."""
+"""File formats of exported models."""
 
 from __future__ import annotations
 
@@ -6,64 +6,62 @@ import importlib.util
 import logging
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.export.code import NetworkCode, as_module
+from fedfactor.export.code import NetworkCode, as_module, run_module
 from fedfactor.export.taking import ExportError, Taken, answers
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.message import Message, encode, read_weights
 
 
 class Format:
-    """A way to write a model down."""
+    """A file format: writes a model, reads it back and shows how to load it."""
 
     needs: ClassVar[str]
-    """Packages that read it."""
+    """Packages needed to read the file."""
     needs_code: ClassVar[bool] = False
-    """Whether the network's code must lie beside it."""
+    """Whether reading the file needs the code of the network."""
 
     def check(self) -> None:
-        """Raise a sentence if what writes this is not installed."""
+        """Raise ExportError if a package that writes this format is not installed."""
 
     def write(self, taken: Taken, path: Path) -> None:
         """Write the model."""
         raise NotImplementedError
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
-        """Read the file and run what it holds on the batch."""
+        """Read the file and return the model's outputs for the batch."""
         raise NotImplementedError
 
     def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
-        """Return Python that reads and runs it."""
+        """Return Python code that loads and runs the model."""
         raise NotImplementedError
 
 
 class Safetensors(Format):
-    """Tensors only; the network's code lies beside them, or in the user's own package."""
+    """Tensors only; the code of the network is in a file beside them, or in the user's package."""
 
     needs = "torch safetensors"
     needs_code = True
 
     def write(self, taken: Taken, path: Path) -> None:
-        """Write the tensors, tied ones once."""
+        """Write the tensors; tied tensors are written once."""
         fields = {"run": taken.run.recipe.tables["name"], "round": taken.result.server.round}
         path.write_bytes(encode(Message("model", fields, tensors_of(taken.model))))
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
-        """Build the network by its code and fill it from the file."""
+        """Build the network from its code and load the tensors from the file."""
         if code.reason:
             raise ExportError(code.reason)
-        scope: dict[str, Any] = {"__name__": "architecture"}
-        exec(compile(code.text or code.line, "architecture", "exec", dont_inherit=True), scope)
-        model: nn.Module = eval(code.call, scope)
+        model: nn.Module = eval(code.call, run_module(code.text or code.line))
         fill(model, read_weights(path))
         return answers(model.eval(), taken.batch)
 
     def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
-        """Build, fill, use."""
+        """Return code that builds the network, loads the tensors and runs the model."""
         line = code.line or f"from {as_module(path.stem)}_architecture import build"
         return (
             f"import torch\nfrom safetensors.torch import load_model\n{line}\n\n"
@@ -72,7 +70,7 @@ class Safetensors(Format):
 
 
 class Pt2(Format):
-    """Tensors and graph, as `torch.export` writes them; the size of a batch is free."""
+    """Tensors and graph, written by `torch.export`, for batches of any size."""
 
     needs = "torch"
 
@@ -81,30 +79,30 @@ class Pt2(Format):
         torch.export.save(traced(taken), path)
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
-        """Read the graph and run it."""
+        """Read the graph and run it on the batch."""
         return answers(torch.export.load(path).module(), taken.batch)
 
     def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
-        """Load, use."""
+        """Return code that loads and runs the model."""
         return f'import torch\n\nmodel = torch.export.load("{path.name}").module()\nlogits = model({_zeros(taken)})\n'
 
 
 class Onnx(Format):
-    """Tensors and graph for ONNX runtimes; the size of a batch is free."""
+    """Tensors and graph for ONNX runtimes, for batches of any size."""
 
     needs = "onnxruntime"
 
     def check(self) -> None:
-        """The exporter of torch and the runtime that checks its work are packages of their own."""
+        """Raise ExportError if a package that torch's exporter or the check of the file needs is missing."""
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
         if missing:
             raise ExportError(f".onnx needs {', '.join(missing)}: pip install 'fedfactor[onnx]'")
 
     def write(self, taken: Taken, path: Path) -> None:
-        """Trace the model and write the graph, tensors inside."""
+        """Trace the model and write the graph with its tensors."""
         program, registry = traced(taken), logging.getLogger("torch.onnx._internal.exporter._registration")
         with warnings.catch_warnings():
-            # Of torch's own code, which no reader of ours can change; and that torchvision is not there.
+            # Warnings of torch's own code, and a message that torchvision is not installed.
             warnings.simplefilter("ignore", FutureWarning)
             registry.disabled = True
             torch.onnx.export(
@@ -113,14 +111,14 @@ class Onnx(Format):
             registry.disabled = False
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
-        """Run the graph in a runtime that has no torch in it."""
+        """Run the graph in ONNX Runtime, without torch."""
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return torch.from_numpy(session.run(["logits"], {"input": taken.batch.numpy()})[0])
 
     def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
-        """Load, use."""
+        """Return code that loads and runs the model."""
         shape = (1, *taken.batch.shape[1:])
         kind = str(taken.batch.dtype).removeprefix("torch.")
         return (
@@ -133,7 +131,7 @@ FORMATS: dict[str, type[Format]] = {".safetensors": Safetensors, ".pt2": Pt2, ".
 
 
 def traced(taken: Taken) -> torch.export.ExportedProgram:
-    """Trace a model for batches of any size."""
+    """Trace a model for batches of any size; raise ExportError if torch cannot."""
     try:
         with torch.no_grad():
             return torch.export.export(
@@ -141,7 +139,7 @@ def traced(taken: Taken) -> torch.export.ExportedProgram:
             )
     except Exception as error:  # torch raises many kinds here
         reason = str(error).strip().partition("\n")[0]
-        raise ExportError(f"torch.export cannot trace this model ({reason}); .safetensors needs no graph") from error
+        raise ExportError(f"torch.export cannot trace this model ({reason}): choose .safetensors instead") from error
 
 
 def _zeros(taken: Taken) -> str:

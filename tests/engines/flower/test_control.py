@@ -206,7 +206,7 @@ def test_keys_in_the_folder_may_join_and_one_that_is_none_keeps_nobody_out(tmp_p
     (tmp_path / "c.pub").write_text("nonsense")
     changes = keys.admit(control)
     assert changes[:2] == ["a may join", "b may join"]
-    assert "c.pub is no public key of a node" in changes[2]
+    assert "c.pub is not the public key of a node" in changes[2]
     assert changes[3:] == ["the SuperLink refused RegisterNode"]
     assert keys.admit(control) == [], "said once"
     (tmp_path / "a.pub").write_text("half a k")  # as while it is copied again
