@@ -97,12 +97,17 @@ def test_links_work_without_building_the_site(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{page.name} links {link}: no such heading"
 
 
-COMMANDS = [
-    (str(page.relative_to(ROOT)), re.split(" #| > ", line)[0].strip())  # without comment and redirection
-    for page in MARKDOWN
-    for line in page.read_text().replace("\\\n", "").splitlines()
-    if re.match(r"(    )?fedfactor [^$]*$", line)  # evidence also has words of the shell's
-]
+def commands(page: Path) -> list[str]:
+    """Return the commands in a page's shell blocks and indented blocks, without comments and redirections."""
+    text = page.read_text().replace("\\\n", "")
+    shown = re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S) + re.findall(
+        r"^    (fedfactor .*)$", text, flags=re.M
+    )
+    lines = [re.split(" [#>]", line)[0].strip() for block in shown for line in block.splitlines()]
+    return [line for line in lines if line.startswith("fedfactor ") and "$" not in line]  # no shell variables
+
+
+COMMANDS = [(str(page.relative_to(ROOT)), command) for page in MARKDOWN for command in commands(page)]
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
