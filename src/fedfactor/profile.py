@@ -1,4 +1,4 @@
-"""Where the time of a run goes: named spans of this process and of its workers, kept only while somebody records.
+"""Profiling: named time spans of this process and of its workers, recorded only inside `recording()`.
 
 ```python
 with recording() as recorder:
@@ -7,7 +7,7 @@ print(recorder.rows())
 recorder.write("trace.json")  # opens in Perfetto and in Chrome
 ```
 
-A span's own time is without the spans inside it, so that all of them and the rest add up to the wall time.
+A span's own time excludes the spans inside it. The own times of all spans and "the rest" add up to the wall time.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ NAMES: tuple[Name, ...] = (
     "training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest",
 )  # fmt: skip
 MOST_SPANS = 200_000
-"""Spans a process keeps for the trace; the table counts all."""
+"""Most spans per process in the trace. The table counts all of them."""
 
 Span = tuple[Name, float, float]
-"""Name, start and length in seconds. The clock is the machine's, so that processes can be compared."""
+"""Name, start and length in seconds. All processes of a machine read the same clock."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass
 class Track:
-    """What one process did."""
+    """The spans of one process."""
 
     spans: list[Span] = field(default_factory=list)
     seconds: dict[Name, float] = field(default_factory=dict)
-    """Each name's own time."""
+    """Own time per name."""
     dropped: int = 0
 
     def add(self, other: Track) -> None:
-        """Take over what was recorded later."""
+        """Append spans that were recorded later."""
         self.dropped += other.dropped + max(0, len(self.spans) + len(other.spans) - MOST_SPANS)
         self.spans += other.spans[: MOST_SPANS - len(self.spans)]
         for name, seconds in other.seconds.items():
             self.count(name, seconds)
 
     def count(self, name: Name, seconds: float) -> None:
-        """Add to a name's own time."""
+        """Add to the own time of a name."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
 class Recorder:
-    """Collects the spans of this process, and those that workers hand over."""
+    """Collects the spans of this process, and those that workers send."""
 
     def __init__(self) -> None:
         self.start, self.wall = perf_counter(), 0.0
         self.mine = Track()
         self.workers: dict[int, Track] = {}
         self._inner: list[float] = []
-        """Of every open span, the time that spans inside it have taken."""
+        """For each open span, the time of the spans inside it."""
 
     @contextmanager
     def span(self, name: Name) -> Iterator[None]:
-        """Record a block."""
+        """Record a block as a span."""
         start = perf_counter()
         self._inner.append(0.0)
         try:
@@ -83,11 +83,11 @@ class Recorder:
                 self.mine.dropped += 1
 
     def absorb(self, worker: int, track: Track) -> None:
-        """Add what a worker recorded."""
+        """Add the spans of a worker."""
         self.workers.setdefault(worker, Track()).add(track)
 
     def rows(self) -> dict[Name, tuple[float, float | None]]:
-        """Return seconds by name, of this process and of a worker on average; each adds up to the wall time."""
+        """Return seconds by name: of this process, and the mean over workers. Each column adds up to the wall time."""
         mine = self._filled(self.mine.seconds, "the rest")
         if not self.workers:
             return {name: (mine[name], None) for name in NAMES}
@@ -97,12 +97,12 @@ class Recorder:
         return {name: (mine[name], theirs[name]) for name in NAMES}
 
     def _filled(self, seconds: dict[Name, float], left: Name) -> dict[Name, float]:
-        """Give what is left of the wall time to one name."""
+        """Assign the rest of the wall time to the name `left`."""
         found = {name: seconds.get(name, 0.0) for name in NAMES if name != left}
         return {**found, left: self.wall - sum(found.values())}
 
     def write(self, path: Path | str) -> None:
-        """Write all spans in Chrome's trace event format, a track a process."""
+        """Write all spans in Chrome's trace event format, one track per process."""
         tracks = {0: self.mine, **{1 + worker: track for worker, track in sorted(self.workers.items())}}
         events: list[dict[str, Any]] = []
         for number, track in tracks.items():
@@ -120,12 +120,12 @@ _NOTHING = nullcontext()
 
 
 def span(name: Name) -> AbstractContextManager[None]:
-    """Record a block, if anybody is recording."""
+    """Record a block as a span, inside `recording()`; otherwise do nothing."""
     return _NOTHING if _recorder is None else _recorder.span(name)
 
 
 def timed(name: Name) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Record every call of a function, if anybody is recording."""
+    """Return a decorator that records each call of a function as a span, inside `recording()`."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -139,13 +139,13 @@ def timed(name: Name) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def current() -> Recorder | None:
-    """Return who is recording in this process."""
+    """Return the recorder of this process, or `None`."""
     return _recorder
 
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Record until the block ends."""
+    """Record the spans of a block."""
     global _recorder
     before, _recorder = _recorder, Recorder()
     try:

@@ -1,4 +1,7 @@
-"""Every random number of a run comes from (seed, purpose, round, client), so that order and place do not matter."""
+"""Random numbers that depend only on (seed, purpose, round, client).
+
+The order in which clients run, and the process or machine they run in, therefore change nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ import torch
 
 
 def derive(seed: int, purpose: str, round: int = 0, client: int | str = "") -> int:
-    """Hash the four into a 63-bit seed."""
+    """Return a 63-bit seed, a hash of the four arguments."""
     text = f"{seed}/{purpose}/{round}/{client}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 def torch_rng(seed: int, purpose: str, round: int = 0, client: int | str = "") -> torch.Generator:
-    """Return a torch generator on the CPU: draws are moved to the device, so they are the same on every device."""
+    """Return a torch generator on the CPU. Move what it draws to a device: so it is the same on every device."""
     return torch.Generator().manual_seed(derive(seed, purpose, round, client))
 
 
@@ -28,9 +31,9 @@ def numpy_rng(seed: int, purpose: str, round: int = 0, client: int | str = "") -
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed torch's own generators, the CPU's and a device's; the CPU's goes back to where it was.
+    """Seed torch's global generators of the CPU and of one device, and restore the CPU's at the end.
 
-    `torch.manual_seed` seeds every kind of device, and for those that are absent it keeps a stack trace each time.
+    `torch.manual_seed` would seed all kinds of devices, and store a stack trace per call for those that are absent.
     """
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)

@@ -144,7 +144,7 @@ def test_mistakes_name_what_there_is() -> None:
         federated(dataset(), "natural")
     with pytest.raises(ValueError, match="clients must be at least 1, got 0"):
         federated(dataset(), "iid", clients=0)
-    with pytest.raises(ValueError, match="built already takes no options, got alpha"):
+    with pytest.raises(ValueError, match="only for a partition that is given by name, got alpha"):
         federated(dataset(), Dirichlet(clients=3), alpha=1.0)
     with pytest.raises(ValueError, match="partition 'iid' is already registered by"):
         register("partitions", "iid")(Dirichlet)

@@ -171,6 +171,10 @@ def test_dirichlet_pair_with_few_test_examples() -> None:
         P.dirichlet_pair(np.arange(100), np.arange(100), 3, 1e6, rng(), train=10)
 
 
+def natural(ids: Any, clients: int, rng: np.random.Generator, **options: int) -> Any:
+    return P.of_owners(ids, P.owners(ids, clients, rng, **options))
+
+
 @given(st.integers(1, 30), st.integers(1, 3), st.integers(0, 4), st.integers(1, 6), seeds)
 def test_natural(owners: int, each: int, clients: int, min_examples: int, seed: int) -> None:
     ids = np.random.default_rng(seed).integers(-1, owners, 120)
@@ -178,7 +182,7 @@ def test_natural(owners: int, each: int, clients: int, min_examples: int, seed: 
     able = int((sizes >= min_examples).sum())
     wanted = clients or able // each
     assume(0 < wanted * each <= able)
-    parts = P.natural(ids, clients, rng(seed), ids_per_client=each, min_examples=min_examples)
+    parts = natural(ids, clients, rng(seed), ids_per_client=each, min_examples=min_examples)
     assert len(parts) == wanted
     assert_disjoint(parts, len(ids), complete=False)
     for part in parts:
@@ -189,12 +193,10 @@ def test_natural(owners: int, each: int, clients: int, min_examples: int, seed: 
 
 
 def test_natural_says_what_is_lacking() -> None:
-    with pytest.raises(
-        ValueError, match="6 owners with at least 2 examples are needed, 2 for every client, and there are 3"
-    ):
-        P.natural(np.array([0, 0, 1, 1, 2, 2, 3]), 3, rng(), ids_per_client=2, min_examples=2)
+    with pytest.raises(ValueError, match="6 owners with at least 2 examples are needed, 2 per client, but there are 3"):
+        natural(np.array([0, 0, 1, 1, 2, 2, 3]), 3, rng(), ids_per_client=2, min_examples=2)
     with pytest.raises(ValueError, match="1 owners with at least 9 examples are needed"):
-        P.natural(np.array([0, 0]), 0, rng(), min_examples=9)
+        natural(np.array([0, 0]), 0, rng(), min_examples=9)
 
 
 @given(labelled(), labelled(least=20, most=100), st.integers(1, 10), st.sampled_from([0.1, 1.0]), seeds)
@@ -248,7 +250,7 @@ def test_hold_out(owners: int, share: float, ordered: bool, gap: int, seed: int)
             lambda y: P.k_classes(y, 2, 3, rng()),
             "classes_per_client must be between 1 and the 2 classes there are, got 3",
         ),
-        (lambda y: P.k_classes(y, 20, 2, rng()), "some class has fewer examples than holders"),
+        (lambda y: P.k_classes(y, 20, 2, rng()), "some class has fewer examples than clients"),
         (lambda y: P.equal_dirichlet(y, 3, 1.0, rng(), size=4), "too few for 3 clients with at least 4"),
         (lambda y: P.hold_out(y, 1.0, rng()), "must be between 0 and 1"),
     ],

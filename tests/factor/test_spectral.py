@@ -106,7 +106,7 @@ def test_bad_parameters_name_the_legal_range() -> None:
             scheme.shapes(shape)
     with pytest.raises(ValueError, match="rounding must be"):
         ChannelSplit(rounding="up").shapes(shape)
-    with pytest.raises(Unfit, match="ChannelSplit takes it"):
+    with pytest.raises(Unfit, match="use ChannelSplit"):
         SpatialSplit().shapes(WeightShape(4, 2, (3,)))
 
 

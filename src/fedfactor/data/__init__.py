@@ -1,4 +1,4 @@
-"""Examples, and how they are split over clients."""
+"""Data sets, and how they are split over clients."""
 
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.federated import federated

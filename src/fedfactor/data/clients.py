@@ -1,4 +1,4 @@
-"""Examples, and which client has which of them."""
+"""Examples, and how they are distributed over clients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 Kind = Literal["classification", "binary", "language"]
 Examples = tuple[Tensor, Tensor]
-"""Inputs and targets, one row an example."""
+"""Inputs and targets, one row per example."""
 
 
 class Transform(Protocol):
-    """What happens to a batch of inputs as they are stored, before the model sees them."""
+    """Turns a batch of inputs as they are stored into what the model reads."""
 
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
-        """Return a batch for training, augmented by random numbers from `rng`."""
+        """Return a batch for training; random augmentation takes its numbers from `rng`."""
         ...
 
     def test(self, batch: Tensor) -> Tensor:
@@ -30,10 +30,10 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class AsStored:
-    """Inputs go to the model as they are stored."""
+    """Passes inputs to the model as they are stored."""
 
     def __str__(self) -> str:
-        """Say what is done: nothing."""
+        """Return the transform as a formula of x."""
         return "x"
 
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
@@ -47,9 +47,9 @@ class AsStored:
 
 @dataclass(frozen=True)
 class Virtual(Sequence[Tensor]):
-    """A population of any size over the same examples: a client's positions are worked out when they are asked for.
+    """A population of any size over the same examples, whose positions are computed on demand.
 
-    Takes the place of a list in `FederatedData`. `positions` must answer the same for the same client every time.
+    It replaces a list in `FederatedData`. `positions` must always return the same for the same client.
     """
 
     clients: int
@@ -70,23 +70,21 @@ class Virtual(Sequence[Tensor]):
         return self.positions(client)
 
     def some(self) -> list[int]:
-        """Return a few clients spread over the population: those that are checked and fingerprinted for all."""
+        """Return a few clients spread over the population, which are checked and hashed in place of all."""
         return sorted({round(share * (self.clients - 1) / 15) for share in range(16)})
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Examples, and who has which of them.
-
-    Arrays are shared by all clients; a client is a list of positions. `central` is the test set of the global model;
-    `test_of` lists each client's own test examples within it, where there are any. Instead of lists there may be
-    `Virtual` populations, of which a few clients are looked at beforehand.
-    """
+    """Examples distributed over clients. All clients share the arrays; a client is a tensor of positions in them."""
 
     train: Examples
     train_of: Sequence[Tensor]
+    """Positions of each client's training examples: a list, or a `Virtual` population."""
     central: Examples | None = None
+    """Test set of the global model."""
     test_of: Sequence[Tensor] | None = None
+    """Positions of each client's own test examples within `central`."""
     transform: Transform = AsStored()
 
     def __post_init__(self) -> None:
@@ -96,12 +94,12 @@ class FederatedData:
         _check_parts("train_of", self.train_of, len(self.train[1]), empty=False)
         if self.test_of is not None:
             if self.central is None or len(self.test_of) != len(self.train_of):
-                raise ValueError("test_of lists positions within central, one list a client")
+                raise ValueError("test_of needs central, and one tensor of positions per client")
             _check_parts("test_of", self.test_of, len(self.central[1]), empty=True)
 
     @classmethod
     def without_examples(cls, clients: int, example: Tensor) -> FederatedData:
-        """Return the data of clients that can be counted but not asked; `example` is an input as models see it."""
+        """Return data of clients whose examples are not available; `example` is one input as the model reads it."""
         train = example[None], torch.zeros(1, dtype=torch.int64)
         return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)))
 
@@ -112,7 +110,7 @@ class FederatedData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells splits apart: a hash of who trains on which examples, and of their targets."""
+        """Hash of the clients' training positions and of the targets: it identifies the split."""
         digest = hashlib.blake2b(digest_size=8)
         parts = list(_looked_at(self.train_of).values())
         sizes = torch.tensor([len(part) for part in parts])
@@ -123,15 +121,15 @@ class FederatedData:
 
     @property
     def example(self) -> Tensor:
-        """One input as a model sees it."""
+        """One input as the model reads it."""
         return self.transform.test(self.train[0][:1])[0]
 
     def of(self, client: int) -> Examples:
-        """Return a client's own training examples."""
+        """Return a client's training examples."""
         return _rows(self.train, self.train_of[client])
 
     def own_test(self, client: int) -> Examples | None:
-        """Return a client's own test examples; `None` where it has none."""
+        """Return a client's own test examples, or `None` if it has none."""
         if self.test_of is None or self.central is None or not len(self.test_of[client]):
             return None
         return _rows(self.central, self.test_of[client])
@@ -143,13 +141,13 @@ def _rows(examples: Examples, where: Tensor) -> Examples:
 
 def _check_examples(name: str, examples: Examples) -> None:
     if not all(isinstance(part, Tensor) for part in examples):
-        raise ValueError(f"{name} must be two tensors, inputs and targets; torch.as_tensor makes them of arrays")
+        raise ValueError(f"{name} must be two tensors, inputs and targets; torch.as_tensor converts arrays")
     if len(examples[0]) != len(examples[1]):
         raise ValueError(f"{name} has {len(examples[0])} inputs but {len(examples[1])} targets")
 
 
 def _looked_at(parts: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return the positions of all clients, or of a few where all would be too many."""
+    """Return the positions by client: of all clients, or of a few in a `Virtual` population."""
     return {client: parts[client] for client in (parts.some() if isinstance(parts, Virtual) else range(len(parts)))}
 
 

@@ -1,4 +1,4 @@
-"""A data set split over clients: what a run trains on and is measured on."""
+"""Splitting a data set over clients, with a central test set and test data for each client."""
 
 from __future__ import annotations
 
@@ -41,13 +41,23 @@ def federated(
     transform: Transform | None = None,
     **options: Any,
 ) -> FederatedData:
-    """Split a data set over clients; `kind` and `options` name the partition, `seed` is the partition's own.
+    """Split a data set over clients. Arrays are not copied.
 
-    `take` keeps so many of the clients at random (0: all), `train_share` a share of each one's training examples.
-    The central test set is the data set's, and clients test on parts of it that look like their training data. Where a
-    data set has none, or its test examples are not by the same owners, `test_share` of every owner's examples is held
-    out. `test_limit` keeps that many test examples at random (0: all). Arrays are not copied; inputs stay as stored and
-    go through `transform`, by default the data set's.
+    The central test set is the data set's. Each client gets a part of it with the class proportions of its training
+    data. If the data set has no test set, or if clients are natural owners and the test set has other owners, a share
+    of each owner's training examples is held out instead.
+
+    Args:
+        dataset: The data set.
+        kind: A partition, its name, or a table with its name (`kind`) and its options.
+        seed: Seed of the split and of everything that is taken from it at random.
+        take: Keep this many clients, at random. 0: all.
+        train_share: Share of each client's training examples to keep.
+        own_test: Whether clients get test data of their own.
+        test_share: Share of examples to hold out for testing, where that is needed.
+        test_limit: Keep this many test examples, at random. 0: all.
+        transform: What turns stored inputs into what networks read; by default the data set's.
+        options: The fields of the partition, where `kind` is a name.
     """
     partition = _partition(kind, options)
     train_rows, test_rows, tested, tested_ids = _parts(dataset, partition, test_share, seed)
@@ -63,7 +73,7 @@ def federated(
     if train_share != 1:
         train_parts = _some_examples(train_parts, train_share, seed)
     if partition.by_owner:
-        # Only the owners who take part: nobody else's examples measure them.
+        # Only examples of owners who take part: others would not measure these clients.
         used = np.unique(np.concatenate(test_parts))
         test_parts = [np.searchsorted(used, part) for part in test_parts]
         test_rows = test_rows[used]
@@ -85,7 +95,7 @@ def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any
     if isinstance(chosen, str):
         chosen, options = create("partitions", chosen, **options), {}
     if options:
-        raise ValueError(f"a partition that is built already takes no options, got {', '.join(options)}")
+        raise ValueError(f"options are only for a partition that is given by name, got {', '.join(options)}")
     assert isinstance(chosen, Partition)
     return chosen
 
@@ -93,18 +103,18 @@ def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any
 def _parts(
     dataset: Dataset, partition: Partition, share: float, seed: int
 ) -> tuple[Rows, Rows, tuple[Array, Labels], Labels | None]:
-    """Return the rows to train on, the rows to test on, and the arrays and owners that the latter are rows of."""
+    """Return the rows to train on, the rows to test on, and the arrays and owners to which the test rows refer."""
     ids, test_ids = dataset.train_ids, dataset.test_ids
     shared = ids is not None and test_ids is not None and len(np.intersect1d(ids[ids >= 0], test_ids[test_ids >= 0]))
     if len(dataset.test[1]) and (shared or not partition.by_owner):
         return _examples(dataset.train, ids), _examples(dataset.test, test_ids), dataset.test, test_ids
-    # Without owners the classes are held out evenly.
+    # Without owners, the same share of each class is held out.
     groups = dataset.train[1] if ids is None else ids
     train, test = hold_out(groups, share, numpy_rng(seed, "hold-out"), ordered=dataset.ordered, gap=dataset.gap)
     if not len(train):
         raise ValueError(
             f"{dataset.name}: no owner has enough examples to hold out a share of {share:g} for testing"
-            + (f", with {dataset.gap:,} between that overlap with both" if dataset.gap else "")
+            + (f" and {dataset.gap:,} more that overlap with both parts" if dataset.gap else "")
         )
     return train, test, dataset.train, ids
 
@@ -117,7 +127,7 @@ def _some_clients(train: Parts, test: Parts, take: int, seed: int) -> tuple[Part
 
 
 def _some_examples(parts: Parts, share: float, seed: int) -> Parts:
-    """Keep a share of every client's examples, at least one."""
+    """Keep a share of each client's examples, at least one."""
     if not 0 < share <= 1:
         raise ValueError(f"train_share must lie in (0, 1], got {share:g}")
     rng = numpy_rng(seed, "train-share")
@@ -133,7 +143,7 @@ def _view(examples: tuple[Array, Labels], ids: Labels | None, rows: Rows) -> Vie
 
 
 def _taken(examples: tuple[Array, Labels], rows: Rows) -> Examples:
-    """Return rows of arrays: the arrays themselves where all are wanted, else a copy."""
+    """Return rows of arrays: the arrays themselves if all rows are wanted, otherwise a copy."""
     if len(rows) == len(examples[1]):
         return _tensors(examples)
     return _tensors((np.asarray(examples[0][rows]), np.asarray(examples[1][rows])))

@@ -1,4 +1,4 @@
-"""Who has how much of what: a table of counts, and a plot of dots as in FedDecomp's Figure 8."""
+"""How examples are distributed: counts per client and class, and a dot plot as in FedDecomp's Figure 8."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ Counts = NDArray[np.int64]
 
 
 def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: int | None = None) -> Counts:
-    """Count the examples of every client (rows) and class (columns); of their own test sets with `test`.
+    """Count the examples per client (rows) and class (columns).
 
-    `most` counts the first so many clients only.
+    Args:
+        data: The distributed data.
+        classes: Least number of columns.
+        test: Count the clients' own test examples instead of their training examples.
+        most: Count only the first clients, this many.
     """
     examples = data.central if test else data.train
     parts = data.test_of if test else data.train_of
@@ -38,9 +42,9 @@ def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: i
 def draw(
     data: FederatedData, classes: Sequence[str] | int = 0, *, most: int = 50, title: str = "", test: bool = False
 ) -> Plot:
-    """Draw a dot for every client and class, the larger the more examples, with the amounts beside it.
+    """Return a plot with one dot per client and class: the more examples, the larger the dot.
 
-    `most` is the number of clients shown; the totals are of all.
+    It shows at most `most` clients. The totals count all clients.
     """
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else [str(name) for name in classes]
     table = counts(data, len(names), test=test)
@@ -50,7 +54,7 @@ def draw(
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot for a terminal: amounts are beside the dots if the line has room for them, else in the legend only."""
+    """A plot for a terminal. Numbers stand beside the dots if the line is long enough, otherwise only in the legend."""
 
     counts: Counts
     names: Sequence[str]
@@ -89,7 +93,7 @@ class Plot:
 
 
 def _bounds(table: Counts) -> list[int]:
-    """Return the largest amount of every size of dot: areas grow with amounts, so sizes go by the square root."""
+    """Return the largest number per size of dot: areas grow with numbers, so diameters grow with their square root."""
     top = int(table.max(initial=1))
     return [max(size, round(top * ((size + 1) / len(DOTS)) ** 2)) for size in range(len(DOTS) - 1)] + [top]
 
@@ -102,7 +106,7 @@ def _dot(amount: int, bounds: list[int], with_amount: bool) -> Text:
 
 
 def short(amount: int) -> str:
-    """Write an amount in at most four characters: 999, 1.2k, 34k."""
+    """Format a number in at most four characters: 999, 1.2k, 34k."""
     if amount < 1000:
         return str(amount)
     return f"{amount / 1000:.1f}k" if amount < 9950 else f"{amount / 1000:.0f}k"
@@ -120,5 +124,5 @@ def _legend(table: Counts, bounds: list[int]) -> Text:
 
 
 def _visible(name: str) -> str:
-    """Write out characters that would move the cursor: letters are classes too."""
+    """Escape characters that would move the cursor: characters of a text are classes too."""
     return name if name.isprintable() and name.strip() else repr(name)

@@ -1,4 +1,7 @@
-"""Who gets which examples: functions from labels and a generator to indices a client."""
+"""The functions that split examples over clients: from labels and a random generator to positions per client.
+
+`partitions` gives them their names and options in recipes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Parts = list[NDArray[np.int64]]
 
 
 def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
-    """Deal shuffled examples out evenly."""
+    """Shuffle the examples and split them evenly."""
     _enough(labels, clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -21,10 +24,10 @@ def iid(labels: Labels, clients: int, rng: np.random.Generator) -> Parts:
 def dirichlet(
     labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, min_examples: int = 2, tries: int = 100
 ) -> Parts:
-    """Split every class over the clients by proportions from Dirichlet(alpha), so that all have at least `least`.
+    """Split each class over the clients by proportions from Dirichlet(alpha).
 
-    Proportions are drawn anew until they do. Many clients and a small alpha never get there: then, after `tries`, the
-    clients that are short get examples at random from whoever has most.
+    Proportions are drawn again until all clients have at least `min_examples`. With many clients and a small alpha that
+    may never happen: after `tries` draws, clients with too few get random examples from the client that has most.
     """
     _enough(labels, clients, max(min_examples, 1))
     _positive(alpha)
@@ -44,7 +47,7 @@ def dirichlet(
 
 
 def shards(labels: Labels, clients: int, rng: np.random.Generator, *, shards: int = 2) -> Parts:
-    """Sort by label, cut into `shards` pieces a client and deal those out (McMahan et al.): few classes each."""
+    """Sort by label, cut into `shards` pieces per client and distribute them at random (McMahan et al. 2017)."""
     _enough(labels, clients, shards)
     pieces = np.array_split(np.argsort(labels, kind="stable"), clients * shards)
     order = rng.permutation(clients * shards).reshape(clients, shards)
@@ -52,18 +55,18 @@ def shards(labels: Labels, clients: int, rng: np.random.Generator, *, shards: in
 
 
 def k_classes(labels: Labels, clients: int, k: int, rng: np.random.Generator, *, equal: bool = True) -> Parts:
-    """Give every client exactly `k` classes, every class to equally many clients, in equal shares (FLANC).
+    """Give each client exactly `k` classes and each class to equally many clients, in equal shares (FLANC).
 
-    `equal` gives all clients the same number of every class they have and leaves out what does not divide; without it
-    a class is dealt out whole, and its holders' shares differ by one at most. Where clients times k is no multiple of
-    the classes, some classes have one holder more.
+    With `equal`, all clients have the same number of examples of each of their classes, and the remainder is unused.
+    Without it, each class is used completely, and its clients' shares differ by at most one example. If clients times k
+    is not a multiple of the number of classes, some classes have one client more than others.
     """
     values = np.unique(labels)
     if not 1 <= k <= len(values):
         raise ValueError(f"classes_per_client must be between 1 and the {len(values)} classes there are, got {k}")
     holders: list[list[int]] = [[] for _ in values]
     for client in range(clients):
-        # The classes with fewest holders so far, ties at random: counts never differ by more than one.
+        # The classes with the fewest clients so far, ties at random: counts never differ by more than one.
         order = np.lexsort((rng.random(len(values)), np.array([len(held) for held in holders])))
         for chosen in order[:k]:
             holders[chosen].append(client)
@@ -71,7 +74,7 @@ def k_classes(labels: Labels, clients: int, k: int, rng: np.random.Generator, *,
     held = [(found, mine) for found, mine in zip(members, holders, strict=True) if mine]
     share = min(len(found) // len(mine) for found, mine in held)
     if not share:
-        raise ValueError(f"{clients} clients with {k} classes each: some class has fewer examples than holders")
+        raise ValueError(f"{clients} clients with {k} classes each: some class has fewer examples than clients")
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
     for found, mine in held:
         pieces = np.split(found[: share * len(mine)], len(mine)) if equal else np.array_split(found, len(mine))
@@ -81,10 +84,10 @@ def k_classes(labels: Labels, clients: int, k: int, rng: np.random.Generator, *,
 
 
 def equal_dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generator, *, size: int = 0) -> Parts:
-    """Give every client the same number of examples, its mix of classes drawn from Dirichlet(alpha) (PriSM).
+    """Give each client the same number of examples, with class proportions from Dirichlet(alpha) (PriSM).
 
-    `size` is that number; 0 takes as many as there are. An infinite alpha is IID. When a class has run out, later
-    clients draw from the classes that are left.
+    `size` is that number; 0: as many as there are. An infinite alpha means IID. Once a class is used up, later clients
+    draw from the remaining classes.
     """
     size = size or len(labels) // max(clients, 1)
     _enough(labels, clients, max(size, 1))
@@ -114,11 +117,11 @@ def dirichlet_pair(
     test: int = 100,
     replace_test: bool = False,
 ) -> tuple[Parts, Parts]:
-    """Draw each client's training and test examples with one class mix q from Dirichlet(alpha) (FedDecomp).
+    """Draw each client's training and test examples with the same class proportions q ~ Dirichlet(alpha) (FedDecomp).
 
-    Of class k there are int(train q_k + 0.5) and int(test q_k + 0.5), until the total is reached; rounding and small
-    classes can leave fewer. A client has no example twice (its test examples may repeat with `replace_test`, as in
-    FedDecomp's Tiny-ImageNet); different clients may have the same.
+    A client has int(train q_k + 0.5) training and int(test q_k + 0.5) test examples of class k, until the total is
+    reached; rounding and small classes can leave fewer. No client has an example twice, except for test examples with
+    `replace_test` (FedDecomp's Tiny-ImageNet). Different clients may have the same example.
     """
     _positive(alpha)
     values = np.unique(labels)
@@ -134,47 +137,41 @@ def dirichlet_pair(
     return parts
 
 
-def natural(
-    ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, min_examples: int = 1
-) -> Parts:
-    """Give every client the examples of one owner or of several: see `owners`."""
-    return of_owners(ids, owners(ids, clients, rng, ids_per_client=ids_per_client, min_examples=min_examples))
-
-
 def owners(
     ids: Labels, clients: int, rng: np.random.Generator, *, ids_per_client: int = 1, min_examples: int = 1
 ) -> list[NDArray[np.int64]]:
-    """Choose every client's owners among those of at least `least` examples.
+    """Choose `ids_per_client` owners for each client, among those with at least `min_examples` examples.
 
-    `clients` takes as many as are needed at random; 0 takes all that make whole clients. An id of -1 is nobody.
+    Owners are chosen at random. With `clients` 0 there are as many clients as the owners suffice for. The id -1 means
+    no owner.
     """
     able = np.flatnonzero(np.bincount(ids[ids >= 0]) >= max(min_examples, 1))
     each = max(ids_per_client, 1)
     wanted = (clients or len(able) // each) * each
     if not 0 < wanted <= len(able):
         raise ValueError(
-            f"{max(wanted, each):,} owners with at least {min_examples:,} examples are needed, {each:,} for every "
-            f"client, and there are {len(able):,}"
+            f"{max(wanted, each):,} owners with at least {min_examples:,} examples are needed, {each:,} per "
+            f"client, but there are {len(able):,}"
         )
     chosen = rng.permutation(able)[:wanted] if clients or each > 1 else able
     return list(chosen.reshape(-1, each))
 
 
 def of_owners(ids: Labels, groups: list[NDArray[np.int64]]) -> Parts:
-    """Return the rows of every group of owners."""
+    """Return the rows of each group of owners."""
     top = max([int(ids.max(initial=-1)), *(int(group.max()) for group in groups)])
     client_of = np.full(top + 2, -1, np.int64)
     for client, group in enumerate(groups):
         client_of[group] = client
-    # The last place answers for -1.
+    # The id -1 reads the last entry, which is -1.
     return _by_owner(client_of[ids], len(groups))
 
 
 def matching_test(labels: Labels, parts: Parts, test_labels: Labels, rng: np.random.Generator) -> Parts:
-    """Pick test examples for every client in the proportions of its own classes.
+    """Choose test examples for each client with the class proportions of its training data.
 
-    A client gets as large a share of the test set as it has of the training set, at least one example; none twice. The
-    test set is dealt out class by class and round again, so that examples are used about equally often.
+    A client gets the same share of the test set as it has of the training set, at least one example and none twice.
+    Each class of the test set is handed out in a cycle, so that its examples are used about equally often.
     """
     values = np.unique(np.concatenate([labels, test_labels]))
     place, test_place = np.searchsorted(values, labels), np.searchsorted(values, test_labels)
@@ -184,7 +181,7 @@ def matching_test(labels: Labels, parts: Parts, test_labels: Labels, rng: np.ran
     goal = np.clip(np.rint(sizes * len(test_labels) / max(int(sizes.sum()), 1)), 1, None)
     exact = have * (goal / np.maximum(sizes, 1))[:, None]
     counts = np.floor(exact).astype(np.int64)
-    # Largest remainders get what rounding down left over.
+    # The largest remainders get what rounding down left.
     rank = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1)
     counts += rank < (goal.astype(np.int64) * (sizes > 0) - counts.sum(1))[:, None]
     counts = np.minimum(counts, there)
@@ -200,10 +197,10 @@ def matching_test(labels: Labels, parts: Parts, test_labels: Labels, rng: np.ran
 def hold_out(
     ids: Labels, share: float, rng: np.random.Generator, *, ordered: bool = False, gap: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split rows into training and test, within every owner: at random, or the last of them if they are `ordered`.
+    """Split the rows of each owner into training and test rows: at random, or the last ones if they are `ordered`.
 
-    `gap` rows between the two belong to neither: windows that overlap the training text. Owners that would be left
-    without either kind are left out, as in LEAF; so are rows of nobody (-1).
+    `gap` rows between the two parts belong to neither, because they overlap with both (windows of a text). Rows without
+    an owner (-1) are left out, and, as in LEAF, owners that would have no training or no test rows.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be between 0 and 1, got {share}")
@@ -213,7 +210,7 @@ def hold_out(
     sizes = np.bincount(ids[within])
     begins = np.cumsum(sizes) - sizes
     rank = np.arange(len(within)) - begins[ids[within]]
-    # At least one for training, and with two examples one for each, whatever the share.
+    # At least one training row, and of two rows one for each part, whatever the share.
     kept = np.maximum(1, np.minimum(((1 - share) * sizes).astype(np.int64), sizes - 1))
     able = kept + gap < sizes
     mine = able[ids[within]]
@@ -222,14 +219,14 @@ def hold_out(
 
 
 def _by_owner(owner: Labels, clients: int) -> Parts:
-    """List every client's rows in order; rows of -1 are nobody's."""
+    """Return the rows of each client in ascending order; rows with -1 belong to no client."""
     order = np.argsort(owner, kind="stable")
     edges = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[begin:end] for begin, end in pairwise(edges.tolist())]
 
 
 def _top_up(owner: Labels, clients: int, min_examples: int, rng: np.random.Generator) -> None:
-    """Move as few examples as give every client `min_examples`, each from the client that has most at the time."""
+    """Move as few examples as possible, each from the client that has most, so that all have `min_examples`."""
     sizes = np.bincount(owner, minlength=clients)
     for client in np.flatnonzero(sizes < min_examples):
         while sizes[client] < min_examples:
@@ -243,7 +240,7 @@ def _top_up(owner: Labels, clients: int, min_examples: int, rng: np.random.Gener
 def _draw_counts(
     q: NDArray[np.float64], left: NDArray[np.int64], size: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draw `size` examples from classes by q, of which no more than `left` each; every turn ends or empties a class."""
+    """Draw the number of examples per class: `size` in all, by q, at most `left` each. Repeat as classes run empty."""
     counts = np.zeros(len(q), np.int64)
     while (need := size - int(counts.sum())) > 0:
         room = left - counts

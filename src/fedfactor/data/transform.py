@@ -1,4 +1,4 @@
-"""What happens to a batch between the array and the network: vectorised, on tensors, no loop over examples."""
+"""Transforms of whole batches between the stored array and the network, without a loop over examples."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ NORMS: dict[str, tuple[Floats, Floats]] = {
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
     "tiny-imagenet": ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    # CIFAR as FedPara's Flower baseline has it: the mean of pixels, the mean over images of their own deviations.
+    # CIFAR as in FedPara's Flower baseline: the mean of pixels, and the mean of the deviations within each image.
     "fedpara": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "flanc": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
 }
-"""Mean and standard deviation of pixels on a scale of 0 to 1. PriSM takes `imagenet`, FedDecomp `half`."""
+"""Mean and standard deviation of pixels on a scale of 0 to 1. PriSM uses `imagenet`, FedDecomp `half`."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids are kept in few bytes; embeddings read 64-bit ids."""
+    """Converts token ids, which are stored in few bytes, to the 64-bit ids that embeddings read."""
 
     def __str__(self) -> str:
-        """Say what is done, without a word of this library's."""
+        """Return the transform as a formula of x."""
         return "x as int64"
 
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
@@ -49,11 +49,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Transform:
-    """Normalise images of bytes; in training also crop after padding with black, mirror and rotate, in this order.
+    """Normalises images of uint8; for training it first pads with black and crops, mirrors and rotates them at random.
 
-    `mean` and `std` have one value, or one a channel, on a scale of 0 to 1. `crop` is the width of the padding,
-    `rotate` the largest angle in degrees (nearest pixel, black outside). A normalisation is left out of the random
-    part, so that what comes in from outside the image is black, not the mean.
+    `mean` and `std` have one value, or one per channel, on a scale of 0 to 1. `crop` is the width of the padding,
+    `rotate` the largest angle in degrees (nearest pixel, black outside). Normalisation comes last, so that what enters
+    from outside the image is black, not the mean.
     """
 
     mean: Floats = (0.0,)
@@ -66,7 +66,7 @@ class Transform:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}: one each, or one each channel")
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}: give one, or one per channel")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"std must be positive, got {self.std}")
         if self.crop < 0 or not 0 <= self.rotate <= 180:
@@ -77,12 +77,12 @@ class Transform:
         object.__setattr__(self, "_shift", (-mean / std).float().view(-1, 1, 1))
 
     def __str__(self) -> str:
-        """Say what a deployed model's inputs are made of, without a word of this library's."""
+        """Return the normalisation as a formula of x, for users of a deployed model."""
         mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (self.mean, self.std))
         return f"(x / 255 - [{mean}]) / [{std}]"
 
     def train(self, batch: Tensor, rng: torch.Generator) -> Tensor:
-        """Augment and normalise a batch (N, C, H, W) of bytes."""
+        """Augment and normalise a batch (N, C, H, W) of uint8."""
         if self.crop or self.flip:
             batch = _crop_and_flip(batch, self.crop, self.flip, rng)
         if self.rotate:
@@ -90,7 +90,7 @@ class Transform:
         return self.test(batch)
 
     def test(self, batch: Tensor) -> Tensor:
-        """Normalise a batch (N, C, H, W) of bytes."""
+        """Normalise a batch (N, C, H, W) of uint8."""
         if len(self.mean) not in (1, batch.shape[1]):
             raise ValueError(f"mean and std have {len(self.mean)} channels, the images have {batch.shape[1]}")
         scale, shift = self._scale.to(batch.device), self._shift.to(batch.device)
@@ -115,7 +115,7 @@ def transform(
 
 
 def _crop_and_flip(batch: Tensor, pad: int, flip: bool, rng: torch.Generator) -> Tensor:
-    """Gather every image's window of the padded batch, its columns backwards where it is mirrored: one copy."""
+    """Gather one window per image from the padded batch, with reversed columns where it is mirrored: one copy."""
     count, channels, height, width = batch.shape
     device = batch.device
     columns = torch.arange(width, device=device).expand(count, width)
@@ -135,12 +135,12 @@ def _crop_and_flip(batch: Tensor, pad: int, flip: bool, rng: torch.Generator) ->
 
 
 def _rotate(batch: Tensor, degrees: float, rng: torch.Generator) -> Tensor:
-    """Turn every image about its centre by its own angle."""
+    """Rotate each image about its centre by an angle of its own."""
     count, _, height, width = batch.shape
     drawn = torch.rand((count,), generator=rng, device=rng.device).to(batch.device)
     angle = (drawn * 2 - 1) * math.radians(degrees)
     sine, cosine, zero = torch.sin(angle), torch.cos(angle), torch.zeros_like(angle)
-    # Grid coordinates run over 2 whatever the side, so a turn of an oblong image needs the ratio of its sides.
+    # Grid coordinates run from -1 to 1 on both sides, so rotating an oblong image needs the ratio of its sides.
     across, down = (
         torch.stack([cosine, sine * height / width, zero], 1),
         torch.stack([-sine * width / height, cosine, zero], 1),

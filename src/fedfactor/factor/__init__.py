@@ -1,4 +1,4 @@
-"""Pure mathematics of one weight: how to write it as factors, and back."""
+"""The mathematics of one weight: writing it as factors, and composing it from them."""
 
 from fedfactor.factor.additive import Additive
 from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape

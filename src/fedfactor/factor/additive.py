@@ -19,9 +19,9 @@ class Additive(Scheme):
     Matrix: b (I, r), a (r, O), and B A is transposed to torch's (O, I). Convolution with a K1 x K2 kernel: b (I K1, r),
     a (r, O K2); B A is read as (I, K1, O, K2) and permuted to (O, I, K1, K2).
 
-    `plain_view`, `rank_from_outputs` and `scaled` are what the authors' code does instead: b (O K, r), a (r, I K) seen
-    as (O, I, K, K) without a permutation, so that a row of the product mixes channels; the rank taken from the outputs
-    only; and B A divided by the rank (convolution: by the rank before the factor K).
+    `plain_view`, `rank_from_outputs` and `scaled` do what the authors' code does instead: b (O K, r) and a (r, I K),
+    viewed as (O, I, K, K) without a permutation, so that a row of the product mixes channels; a rank that depends only
+    on the outputs; and B A divided by the rank (for a convolution by the rank before the factor K).
     """
 
     linear: float = 0.6
@@ -45,7 +45,7 @@ class Additive(Scheme):
         return max(1, round(share * min(shape.inp, shape.out)))
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Sizes of sigma, b and a."""
+        """Return the sizes of sigma, b and a."""
         rank, (rows, columns) = self.rank_of(shape), self._sides(shape)
         return {"sigma": shape.size, "b": (rows, rank), "a": (rank, columns)}
 
@@ -61,9 +61,9 @@ class Additive(Scheme):
         return self.from_dense(normal(shape.size, shape.he_std if std is None else std, generator), generator)
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
-        """Take the weight as sigma, B zero and A Gaussian with standard deviation 1 / sqrt(3 I K1).
+        """Return the weight as sigma, B = 0, and A Gaussian with standard deviation 1 / sqrt(3 I K1).
 
-        The paper says only that A is Gaussian; this is the spread of the authors' uniform draw.
+        The paper says only that A is Gaussian; this is the standard deviation of the authors' uniform distribution.
         """
         shape = WeightShape.of(weight)
         sizes = self.shapes(shape)
@@ -92,6 +92,6 @@ class Additive(Scheme):
 
 
 def _kernel_sides(shape: WeightShape) -> tuple[int, int]:
-    """Return (K1, K2); a matrix has 1 x 1, a 1-d kernel k x 1."""
+    """Return (K1, K2): 1 x 1 for a matrix, k x 1 for a 1-d kernel."""
     first, last = (*shape.kernel, 1, 1)[:2]
     return first, last

@@ -1,7 +1,7 @@
-"""The common form of all schemes: one dense weight, written as a few small factors.
+"""The abstract scheme: one way to write a dense weight as a few small factors.
 
-A *scheme* is a frozen dataclass of hyper-parameters. Everything it does is a pure function of a weight's shape
-and of plain dictionaries of tensors, so it can be used without modules, without training and without a federation.
+A scheme is a frozen dataclass of hyper-parameters. Its methods are pure functions of the shape of a weight and of plain
+dictionaries of tensors, so they need no modules, no training and no federation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Factors = dict[str, Tensor]
 
 
 class Unfit(ValueError):
-    """A weight that a scheme cannot, or should not, factorise; the message is the reason."""
+    """Raised for a weight that a scheme cannot, or should not, factorise; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,33 @@ class WeightShape:
 
     @classmethod
     def of(cls, weight: Tensor) -> WeightShape:
-        """Read the shape off a weight of two or more axes."""
+        """Return the shape of a weight of two or more axes."""
         out, inp, *kernel = weight.shape
         return cls(out, inp, tuple(kernel))
 
     @property
     def size(self) -> tuple[int, ...]:
-        """The weight's own size, as torch stores it."""
+        """The size of the weight as torch stores it."""
         return (self.out, self.inp, *self.kernel)
 
     @property
     def area(self) -> int:
-        """Positions of the kernel: k*k for a k x k convolution, 1 for a matrix."""
+        """Number of positions of the kernel: k*k for a k x k convolution, 1 for a matrix."""
         return math.prod(self.kernel)
 
     @property
     def fan_in(self) -> int:
-        """Inputs that one output sums over."""
+        """Number of inputs that one output sums over."""
         return self.inp * self.area
 
     @property
     def numel(self) -> int:
-        """Parameters of the dense weight."""
+        """Number of parameters of the dense weight."""
         return self.out * self.fan_in
 
     @property
     def he_std(self) -> float:
-        """Standard deviation of He initialisation, the reference for every scheme's own."""
+        """Standard deviation of He initialisation, which the initialisation of all schemes refers to."""
         return math.sqrt(2.0 / self.fan_in)
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class WeightShape:
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """How a convolution moves over its input; one number an axis of the kernel."""
+    """How a convolution moves over its input; one number per axis of the kernel."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -77,7 +77,7 @@ class ConvGeometry:
 
     @classmethod
     def plain(cls, axes: int) -> ConvGeometry:
-        """Stride 1, no padding, no dilation: what a 1 x 1 convolution needs."""
+        """Return stride 1, no padding and no dilation, as for a 1 x 1 convolution."""
         return cls((1,) * axes, (0,) * axes, (1,) * axes)
 
 
@@ -88,7 +88,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeome
 
 
 def normal(size: tuple[int, ...], std: float, generator: torch.Generator | None) -> Tensor:
-    """Draw a Gaussian tensor; every random number of this package comes from here."""
+    """Return a Gaussian tensor; all random numbers of this package come from here."""
     device = generator.device if generator is not None else None
     return torch.randn(size, generator=generator, device=device) * std
 
@@ -96,29 +96,29 @@ def normal(size: tuple[int, ...], std: float, generator: torch.Generator | None)
 class Scheme(ABC):
     """One way to write a weight as factors.
 
-    Sub-classes are frozen dataclasses; their fields are the scheme's hyper-parameters.
+    Sub-classes are frozen dataclasses whose fields are the hyper-parameters of the scheme.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Return the size of every factor of a weight of this shape, or raise `Unfit` with the reason."""
+        """Return the size of each factor of a weight of this shape. Raise `Unfit` if the scheme should not be used."""
 
     @abstractmethod
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw factors whose composed weight has standard deviation `std` (He's by default)."""
+        """Return random factors whose composed weight has standard deviation `std` (by default He's)."""
 
     @abstractmethod
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
-        """Multiply the factors out to the dense weight of size `shape.size`; differentiable."""
+        """Return the dense weight, of size `shape.size`, that the factors stand for; differentiable."""
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
-        """Return factors whose composed weight is (closest to) `weight`.
+        """Return factors whose composed weight is `weight`, or closest to it.
 
-        The generator serves schemes that the weight does not determine fully.
+        Schemes whose factors are not determined by the weight draw the rest from `generator`.
         """
         raise Unfit(f"{self.name} has no closed form for the factors of a given weight")
 
@@ -130,7 +130,7 @@ class Scheme(ABC):
         geometry: ConvGeometry | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Apply the layer to `x`: composed and then applied as one weight, unless the scheme knows a cheaper way.
+        """Apply the layer to `x`: compose the weight and apply it, unless the scheme has a cheaper way.
 
         `geometry` is `None` for a linear layer.
         """
@@ -144,18 +144,18 @@ class Scheme(ABC):
 
     @abstractmethod
     def compose_macs(self, shape: WeightShape) -> int:
-        """Count the multiply-accumulates of `compose`: matrix products; what is done entry by entry is not counted."""
+        """Count the multiply-accumulates of `compose`: those of matrix products, without element-wise operations."""
 
     def macs(self, shape: WeightShape, positions: int) -> int:
         """Count the multiply-accumulates of `forward` at `positions` output positions (batch times pixels), stride 1.
 
-        Composing the weight is part of it where the scheme composes.
+        They include composing the weight, where `forward` composes it.
         """
         return self.compose_macs(shape) + shape.numel * positions
 
 
 def check_range(what: str, value: float, low: float, high: float, *, whole: bool = False) -> None:
-    """Raise a sentence that names the legal range unless `low <= value <= high` (and `value` is a whole number)."""
+    """Raise ValueError if not `low <= value <= high`, or if `whole` and the value is not a whole number."""
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{what} must be a {'whole ' if whole else ''}number in [{low:g}, {high:g}], got {value!r}")
     if not low <= value <= high:

@@ -1,4 +1,4 @@
-"""FLANC's neural composition: one basis, shared by networks of several widths, and coefficients a width (Eq. 1, 2)."""
+"""FLANC's neural composition: one basis for networks of all widths, and coefficients per width (Eq. 1, 2)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from fedfactor.factor.base import (
 from fedfactor.factor.svd import truncated_svd
 
 TRAFFIC = 50
-"""Multiply-accumulates' worth of time that one value between bank and mix takes to write and read (measured)."""
+"""Time to write and read one value between basis and mix, in multiply-accumulates (measured)."""
 NARROW = 6
 """A convolution of R1 input channels takes 1 + NARROW / R1 times as long as its operations say (measured)."""
 
 
 @dataclass(frozen=True)
 class Composition(Scheme):
-    """W = V U: inputs are cut into S / R1 groups, and every group's kernels are mixed from the same R2 basis kernels.
+    """W = V U: inputs form S / R1 groups, and the kernels of each group are mixed from the same R2 basis kernels.
 
-    Factors: the basis v (R2, R1, *kernel), the paper's V in R^(k^2 x R1 x R2), of the same size at every width; and the
+    Factors: the basis v (R2, R1, *kernel), the paper's V in R^(k^2 x R1 x R2), of the same size at each width, and the
     coefficients u (T, S / R1 * R2) of this width (S inputs, T outputs).
     """
 
     r1: int | None = None
-    """Input channels of a basis kernel; divides the layer's inputs at every width. Default: half of the inputs."""
+    """Input channels of a basis kernel; divides the inputs of the layer at each width. Default: half of the inputs."""
     r2: int | None = None
     """Number of basis kernels. Default: a quarter of the outputs. Both defaults suit the narrowest network."""
     name: ClassVar[str] = "composition"
@@ -46,7 +46,7 @@ class Composition(Scheme):
     def basis_of(self, shape: WeightShape) -> tuple[int, int]:
         """Return (R1, R2) for a weight of this shape."""
         if self.r1 is None and shape.inp % 2:
-            raise Unfit(f"{shape.inp} inputs cannot be halved; give r1 a divisor of them")
+            raise Unfit(f"{shape.inp} inputs cannot be halved; set r1 to a divisor of them")
         r1 = shape.inp // 2 if self.r1 is None else self.r1
         r2 = max(1, shape.out // 4) if self.r2 is None else self.r2
         check_range("r1", r1, 1, shape.inp, whole=True)
@@ -56,7 +56,7 @@ class Composition(Scheme):
         return r1, r2
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Sizes of the basis and of the coefficients."""
+        """Return the sizes of the basis and of the coefficients."""
         r1, r2 = self.basis_of(shape)
         return {"v": (r2, r1, *shape.kernel), "u": (shape.out, shape.inp // r1 * r2)}
 
@@ -79,12 +79,12 @@ class Composition(Scheme):
         return {"v": v.reshape(r2, r1, *shape.kernel).contiguous(), "u": u}
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
-        """One product: rows (output, group) of coefficients times the flattened basis."""
+        """Multiply the coefficients, one row per output and group, with the flattened basis."""
         v, u = factors["v"], factors["u"]
         return (u.reshape(-1, v.shape[0]) @ v.flatten(1)).reshape(shape.size)
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
-        """Take the leading R2 right singular vectors of all groups' kernels as basis: exact at full R2."""
+        """Return the leading R2 right singular vectors of the kernels of all groups as basis; exact for full R2."""
         shape = WeightShape.of(weight)
         r1, r2 = self.basis_of(shape)
         _warn_if_dependent(r2, r1 * shape.area)
@@ -102,7 +102,7 @@ class Composition(Scheme):
         geometry: ConvGeometry | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Convolve with the bank and mix, or compose and convolve: whichever costs less at this input."""
+        """Convolve with the basis and mix, or compose and convolve, whichever costs less for this input."""
         if geometry is not None and x.dim() == len(shape.kernel) + 1:  # one example without a batch axis
             return self.forward(x[None], factors, shape, geometry, bias)[0]
         positions = x.numel() // shape.inp
@@ -113,7 +113,7 @@ class Composition(Scheme):
         v, u = factors["v"], factors["u"]
         if geometry is None:
             return F.linear(F.linear(x.reshape(*x.shape[:-1], -1, v.shape[1]), v).flatten(-2), u, bias)
-        # All groups share one bank, so they go through it as further images of the batch.
+        # All groups share one basis, so they are treated as further images of the batch.
         batch, groups = x.shape[0], shape.inp // v.shape[1]
         features = convolve(x.reshape(batch * groups, v.shape[1], *x.shape[2:]), v, None, geometry)
         features = features.reshape(batch, groups * v.shape[0], *features.shape[2:])
@@ -135,7 +135,7 @@ class Composition(Scheme):
         return self._macs_of_bank(shape, positions) + overhead < super().macs(shape, positions)
 
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count the way that `forward` takes at so many positions."""
+        """Count the way that `forward` chooses at this number of positions."""
         return (
             self._macs_of_bank(shape, positions)
             if self._bank_pays(shape, positions)
@@ -145,12 +145,12 @@ class Composition(Scheme):
 
 def _warn_if_dependent(r2: int, width: int) -> None:
     if r2 > width:
-        text = f"r2 = {r2} basis kernels of {width} entries cannot be orthonormal; the penalty cannot reach zero"
+        text = f"r2 = {r2} basis kernels of {width} entries cannot be orthonormal, so the penalty cannot reach zero"
         warnings.warn(text, stacklevel=3)
 
 
 def orthogonality(v: Tensor, strength: float = 10.0, *, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
-    """Return the penalty on a basis (R2, R1, *kernel): `strength` times the squares of V V^T - I (Eq. 3).
+    """Return the penalty on a basis (R2, R1, *kernel): `strength` times the squared entries of V V^T - I (Eq. 3).
 
     The `mean` over the R2 x R2 entries, weighted by 10, is what the authors ran; `sum` is Eq. 3 as printed.
     """

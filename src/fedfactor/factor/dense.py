@@ -1,4 +1,4 @@
-"""The trivial scheme, and weight normalisation around any scheme."""
+"""The trivial scheme, and weight normalisation of any scheme."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedfactor.factor.base import Factors, Scheme, WeightShape, normal
 
 @dataclass(frozen=True)
 class Dense(Scheme):
-    """The weight itself, as its only factor `w`: the neutral element of the schemes."""
+    """The weight itself, as the only factor `w`."""
 
     name: ClassVar[str] = "dense"
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """One factor of the weight's own size."""
+        """Return the size of the weight."""
         return {"w": shape.size}
 
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw a Gaussian weight."""
+        """Return a Gaussian weight."""
         return {"w": normal(shape.size, shape.he_std if std is None else std, generator)}
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
@@ -36,7 +36,7 @@ class Dense(Scheme):
         return {"w": weight.clone()}
 
     def compose_macs(self, shape: WeightShape) -> int:
-        """Nothing to compose."""
+        """Return 0: there is nothing to compose."""
         return 0
 
 
@@ -44,34 +44,34 @@ class Dense(Scheme):
 class WeightNorm(Scheme):
     """Weight normalisation (Salimans & Kingma 2016) of another scheme's weight: row o is g_o v_o / ||v_o||.
 
-    FedPara applies it to every variant of its LSTM (appendix C.2). Factors: the inner scheme's, and `g` of size (out,).
+    FedPara applies it to all variants of its LSTM (appendix C.2). Factors: those of the inner scheme, and `g` (out,).
     """
 
     inner: Scheme = Dense()
     name: ClassVar[str] = "weight_norm"
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Add the lengths of the rows to the inner factors."""
+        """Return the sizes of the inner factors and of the row lengths."""
         return {**self.inner.shapes(shape), "g": (shape.out,)}
 
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw the inner factors and measure the lengths, so that the composed weight starts as the inner one."""
+        """Return inner factors and their row lengths, so that the composed weight starts as the inner one."""
         inner = self.inner.init(shape, generator, std=std)
         return self._with_lengths(inner, self.inner.compose(inner, shape))
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
-        """Scale every row of the inner weight to its length."""
+        """Scale each row of the inner weight to its length."""
         v = self.inner.compose(factors, shape)
         return v * (factors["g"] / _row_norms(v)).view(-1, *[1] * (v.dim() - 1))
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
-        """Factorise the weight with the inner scheme and keep its own row lengths."""
+        """Factorise the weight with the inner scheme and keep its row lengths."""
         return self._with_lengths(self.inner.from_dense(weight, generator), weight)
 
     def compose_macs(self, shape: WeightShape) -> int:
-        """Count the inner weight's products."""
+        """Count the products of the inner scheme."""
         return self.inner.compose_macs(shape)
 
     @staticmethod

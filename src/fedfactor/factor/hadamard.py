@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, normal
 
 TANH_REACH = 2.0
-"""Largest standard deviation drawn before a tanh: beyond it most entries sit where tanh has no slope left."""
+"""Largest standard deviation before a tanh: beyond it, most entries are where tanh is almost constant."""
 
 
 @dataclass(frozen=True)
 class Hadamard(Scheme):
-    """W = W1 * W2 entry by entry, both of low rank r: the product has rank up to r^2 (Propositions 1 to 3).
+    """W = W1 * W2 element by element, both of low rank r: the product has rank up to r^2 (Propositions 1 to 3).
 
     Factors of an (O, I) matrix (Proposition 1): x1, x2 (O, r) and y1, y2 (I, r), with Wj = Xj Yj^T.
-    Convolutions (Proposition 3) have cores t1, t2 (r, k*k, r) in addition, 1 x 1 kernels included:
-    Wj[o, i, k] = sum_ab Xj[o, a] Tj[a, k, b] Yj[i, b]. The kernel's positions are the middle axis of a core,
-    so that composing is matrix products on views, and ends in a kernel whose channels are contiguous.
+    Convolutions (Proposition 3), including 1 x 1 kernels, also have cores t1, t2 (r, k*k, r):
+    Wj[o, i, k] = sum_ab Xj[o, a] Tj[a, k, b] Yj[i, b]. The positions of the kernel are the middle axis of a core,
+    so that composing consists of matrix products on views and results in a kernel whose channels are contiguous.
     """
 
     gamma: float = 0.1
@@ -32,7 +32,7 @@ class Hadamard(Scheme):
     rank: int | None = None
     """The inner rank itself, in [1, min(O, I)]."""
     ratio: float | None = None
-    """Parameters over those of the dense weight, in [0, 1]: the largest rank within it, at least 1."""
+    """Share of the parameters of the dense weight, in [0, 1]: gives the largest rank within it, at least 1."""
     tanh: bool = False
     """W = tanh(W1) * tanh(W2) (appendix B)."""
     personal: bool = False
@@ -43,20 +43,20 @@ class Hadamard(Scheme):
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.ratio is not None:
-            raise ValueError("give rank or ratio, not both")
+            raise ValueError("set rank or ratio, not both")
         if self.tanh and self.personal:
-            raise ValueError("personal=True is W1 * (W2 + 1) without a tanh: give tanh or personal, not both")
+            raise ValueError("personal=True is W1 * (W2 + 1) without a tanh: set tanh or personal, not both")
 
     def rank_of(self, shape: WeightShape) -> int:
-        """Return the inner rank r for a weight of this shape, or raise `Unfit` with the reason.
+        """Return the inner rank r for a weight of this shape. Raise `Unfit` if the weight should stay dense.
 
-        r_min = min(ceil sqrt O, ceil sqrt I) is the least rank whose square reaches min(O, I) (Corollary 1), which is
-        full rank for a matrix. r_max is the largest rank with no more parameters than the dense weight:
-        2 r_max (O + I + r_max k^2) is at most O I k^2. In between r is rounded, half to even: 13 of the 18 sizes of
-        Table 5 then fit; half up would fit 12, always up 8.
+        r_min = min(ceil sqrt O, ceil sqrt I) is the smallest rank whose square reaches min(O, I) (Corollary 1), which
+        is full rank for a matrix. r_max is the largest rank with no more parameters than the dense weight:
+        2 r_max (O + I + r_max k^2) is at most O I k^2. Between the two, r is rounded half to even: 13 of the 18 sizes
+        of Table 5 match; rounding half up would match 12, always up 8.
 
-        Left alone are weights with r_max < r_min, and kernels with so few channels on one side (an image's three) that
-        no rank at all reaches min(O, I k^2): their filters would be multiples of each other. A given rank overrides.
+        Weights with r_max < r_min stay dense. So do kernels with so few channels on one side (the three of an image)
+        that no rank reaches min(O, I k^2): their filters would be multiples of each other. `rank` overrides this rule.
         """
         rows, columns = self._sides(shape)
         most = min(rows, columns)
@@ -66,7 +66,7 @@ class Hadamard(Scheme):
         full = min(shape.out, shape.fan_in)
         if most * most < full:
             raise Unfit(f"with {most} channels on one side no inner rank lets the kernel reach its full rank {full}")
-        # ceil(sqrt n) in whole numbers.
+        # ceil(sqrt n) in integer arithmetic.
         smallest, largest = math.isqrt(most - 1) + 1, self._rank_within(shape, shape.numel)
         if largest < smallest:
             raise Unfit(
@@ -75,15 +75,15 @@ class Hadamard(Scheme):
             )
         if self.ratio is not None:
             check_range("ratio", self.ratio, 0, 1)
-            # The product's last bits must not cost a parameter.
+            # Rounding errors of the product must not cost a parameter.
             return min(max(1, self._rank_within(shape, math.floor(round(self.ratio * shape.numel, 6)))), most)
         check_range("gamma", self.gamma, 0, 1)
-        # Without the inner rounding the last bits of gamma would decide ties.
+        # Without the inner rounding, the last bits of gamma would decide ties.
         middle = round(round((1 - self.gamma) * smallest + self.gamma * largest, 9))
         return min(max(1, middle), most)
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Sizes of x1, y1 and, for convolutions, t1; then of x2, y2, t2."""
+        """Return the sizes of x1, y1 and, for convolutions, t1; then of x2, y2, t2."""
         r = self.rank_of(shape)
         rows, columns = self._sides(shape)
         one = {"x": (rows, r), "y": (columns, r)}
@@ -93,7 +93,7 @@ class Hadamard(Scheme):
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw Gaussian factors so that the composed weight has standard deviation `std` (He's by default).
+        """Return Gaussian factors for which the composed weight has standard deviation `std` (by default He's).
 
         An entry of Wj sums r products of two factors, or r^2 of three with a core. With equal variances v its
         own variance is r v^2 or r^2 v^3, so for std(Wj) = s the factors' deviation is (s / sqrt r)^(1/2) or
@@ -120,7 +120,7 @@ class Hadamard(Scheme):
         return factors
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
-        """Multiply out; kernels come in torch's channels-last layout, as views of the product."""
+        """Multiply the factors out. Kernels have torch's channels-last layout, as views of the product."""
         operands = (*self._operands(factors, shape, 1), *self._operands(factors, shape, 2))
         shift = 1.0 if self.personal else 0.0
         on_cpu = operands[0].device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -144,11 +144,11 @@ class Hadamard(Scheme):
         geometry: ConvGeometry | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Compose the weight and apply it: as one matrix product where a convolution is bound by its weight.
+        """Compose the weight and apply it, as one matrix product if the weight dominates the cost of a convolution.
 
-        On a CPU, torch re-orders the gradient of a channels-last kernel twice, which on small images takes
-        longer than the convolution itself. A product with the unfolded images uses the kernel as it was
-        composed; it is taken where the unfolded images are no larger than the weight.
+        On a CPU, torch reorders the gradient of a channels-last kernel twice, which on small images takes longer than
+        the convolution itself. A product with the unfolded images uses the kernel as it was composed; it is used if
+        the unfolded images are no larger than the weight.
         """
         if geometry is None or len(geometry.stride) != 2 or x.dim() != 4 or x.device.type != "cpu":
             return super().forward(x, factors, shape, geometry, bias)
@@ -177,11 +177,11 @@ class Hadamard(Scheme):
         return bool(shape.kernel) and not self.reshape
 
     def _sides(self, shape: WeightShape) -> tuple[int, int]:
-        """Rows and columns of the matrix that an inner weight is, position by position of the kernel."""
+        """Return rows and columns of an inner weight as a matrix, at one position of the kernel."""
         return shape.out, shape.inp if self._has_core(shape) else shape.fan_in
 
     def _rank_within(self, shape: WeightShape, parameters: int) -> int:
-        """Return the largest R with 2R (rows + columns + R k^2) <= parameters, in whole numbers."""
+        """Return the largest R with 2R (rows + columns + R k^2) <= parameters, in integer arithmetic."""
         sides = sum(self._sides(shape))
         if not self._has_core(shape):
             return parameters // (2 * sides)
@@ -189,7 +189,7 @@ class Hadamard(Scheme):
         return (math.isqrt(sides * sides + 2 * area * parameters) - sides) // (2 * area)
 
     def _operands(self, factors: Factors, shape: WeightShape, which: int) -> tuple[Tensor, Tensor]:
-        """Return two matrices whose product is Wj, row by row; the core goes to the side where that costs less.
+        """Return two matrices whose product is Wj, row by row; the core goes to the side where it costs less.
 
         (O, r) and (r, k k I), or (O k k, r) and (r, I); without a core (O, r) and (r, columns).
         """
@@ -211,7 +211,7 @@ class Hadamard(Scheme):
 def _sides_of_product(
     left1: Tensor, right1: Tensor, left2: Tensor, right2: Tensor, tanh: bool, shift: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the two matrices that are multiplied entry by entry: (tanh of) W1, and (tanh of) W2 + shift."""
+    """Return the two matrices of the element-wise product: (tanh of) W1, and (tanh of) W2 + shift."""
     first, second = left1 @ right1, left2 @ right2
     if tanh:
         first, second = first.tanh(), second.tanh()
@@ -221,10 +221,10 @@ def _sides_of_product(
 class _Product(torch.autograd.Function):
     """W1 * W2 of `_sides_of_product`, returned with both sides.
 
-    Autograd's own backward pass would do. This one is faster on a CPU in two ways: it works in the memory of the
-    inner weights, where fresh memory of that size costs the system as much time as the product; and it takes all
-    products with the small matrix on the left, which is up to 30 % faster. Where the gradient is to be
-    differentiated, or asked for twice, the inner weights are computed anew.
+    Autograd's own backward pass computes the same. This one is faster on a CPU for two reasons: it reuses the memory of
+    the inner weights, since allocating that much memory takes as long as the product; and it computes all products with
+    the small matrix on the left, which is up to 30 % faster. If the gradient is to be differentiated, or is asked for
+    twice, the inner weights are computed again.
     """
 
     @staticmethod
@@ -281,10 +281,10 @@ def jacobian_correction(
     W' is composed of the factors after one SGD step of length eta = `lr` along their own gradients, which
     follow from J_W = `weight_grad` (of size `shape.size`) by the chain rule: J_W1 = J_W * W2, J_X1 = J_W1 Y1,
     J_Y1 = J_W1^T X1 (Eq. 6 prints J_W1 Y1^T and X1^T J_W1, which do not fit the shapes); with tanh,
-    J_W1 = J_W * tanh(W2) * (1 - tanh(W1)^2). The norm is Frobenius', not squared, as printed; its gradient
-    at 0 is 0.
+    J_W1 = J_W * tanh(W2) * (1 - tanh(W1)^2). The norm is the Frobenius norm, not squared, as printed; its
+    gradient at 0 is 0.
 
-    J_W is held fixed unless `differentiate_gradient`, which needs one with a graph (`create_graph=True`).
+    J_W is a constant unless `differentiate_gradient` is set, which needs a J_W with a graph (`create_graph=True`).
     """
     if not differentiate_gradient:
         weight_grad = weight_grad.detach()

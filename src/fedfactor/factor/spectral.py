@@ -1,8 +1,7 @@
-"""Two-factor splits of a weight along its singular vectors: FedHM's, and the one of PriSM and Pufferfish.
+"""Splits of a weight into two factors along its singular vectors: that of FedHM, and that of PriSM and Pufferfish.
 
-Both write an unrolled weight as U V^T and run as two layers in sequence, without norm or activation in
-between. They differ in the unrolling: FedHM gives each factor one axis of the kernel, PriSM all of it to the
-first.
+Both write an unrolled weight as U V^T and run as two layers in sequence, without a norm or activation between them.
+They differ in the unrolling: FedHM gives each factor one axis of the kernel, PriSM gives the whole kernel to the first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fedfactor.factor.svd import truncated_svd
 
 @dataclass(frozen=True)
 class SpectralSplit(Scheme):
-    """What both splits share: factors `v` (r, inp, ...), applied first, and `u` (out, r, ...).
+    """What both splits have in common: factors `v` (r, inp, ...), applied first, and `u` (out, r, ...).
 
     `ratio` in (0, 1] sets the rank by the rule of the sub-class; `rank`, if given, sets it directly.
     """
@@ -41,11 +40,11 @@ class SpectralSplit(Scheme):
 
     @abstractmethod
     def _kernels(self, shape: WeightShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Kernels of `v` and of `u`."""
+        """Return the kernels of `v` and of `u`."""
 
     @abstractmethod
     def _rank_by_ratio(self, shape: WeightShape) -> int:
-        """The rank that `ratio` asks for; it may exceed the largest possible one."""
+        """Return the rank that `ratio` stands for; it may exceed the largest possible one."""
 
     @abstractmethod
     def _unroll(self, weight: Tensor) -> Tensor:
@@ -57,10 +56,10 @@ class SpectralSplit(Scheme):
 
     @abstractmethod
     def _geometries(self, geometry: ConvGeometry) -> tuple[ConvGeometry, ConvGeometry]:
-        """How the two convolutions share the stride, padding and dilation of the one."""
+        """Return how the two convolutions share stride, padding and dilation of the original one."""
 
     def rank_of(self, shape: WeightShape) -> int:
-        """Return the rank for a weight of this shape; `ValueError` if `ratio` or `rank` is out of range."""
+        """Return the rank for a weight of this shape. Raise ValueError if `ratio` or `rank` is out of range."""
         first, second = self._kernels(shape)
         largest = min(shape.inp * math.prod(first), shape.out * math.prod(second))
         if self.rank is not None:
@@ -71,7 +70,7 @@ class SpectralSplit(Scheme):
         return min(max(self._rank_by_ratio(shape), 1), largest)
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Return the sizes in which the factors are convolved."""
+        """Return the sizes of the factors as convolution kernels."""
         r = self.rank_of(shape)
         first, second = self._kernels(shape)
         return {"u": (shape.out, r, *second), "v": (r, shape.inp, *first)}
@@ -79,12 +78,12 @@ class SpectralSplit(Scheme):
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw both factors with one deviation s: an entry of the product has variance r s^4."""
+        """Return both factors with the same standard deviation s: an entry of the product has variance r s^4."""
         deviation = math.sqrt((shape.he_std if std is None else std) / math.sqrt(self.rank_of(shape)))
         return {name: normal(size, deviation, generator) for name, size in self.shapes(shape).items()}
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
-        """Multiply U V^T out and roll it up to the weight."""
+        """Multiply U V^T out and reshape it to the weight."""
         u, v = _as_matrices(factors["u"], factors["v"])
         return self._roll(u @ v, shape)
 
@@ -118,7 +117,7 @@ class SpectralSplit(Scheme):
         return self.rank_of(shape) * shape.numel
 
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count one multiply-accumulate a factor entry and position: the factors run one after another."""
+        """Count one multiply-accumulate per factor entry and position: the factors run one after another."""
         return self.parameters(shape) * positions
 
 
@@ -128,7 +127,7 @@ class SpatialSplit(SpectralSplit):
 
     The weight (O, I, kh, kw) is unrolled to (O kh, I kw), and r = max(round(ratio O), 1), capped at the rank of that
     matrix. A linear weight (O, I) is split as it is, with r = max(round(ratio min(O, I)), 1). Factors: `v` (r, I, 1,
-    kw), `u` (O, r, kh, 1). A kernel of one axis has no second one to share and is `Unfit`.
+    kw), `u` (O, r, kh, 1). A kernel of one axis has no second axis to share and is `Unfit`.
 
     Deviations: the paper applies the k x 1 convolution first, the authors' code and this class second; the
     counts are the same.
@@ -138,7 +137,7 @@ class SpatialSplit(SpectralSplit):
 
     def _kernels(self, shape: WeightShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if len(shape.kernel) not in (0, 2):
-            raise Unfit(f"{self.name} shares the two axes of a kernel, and {shape} has one; ChannelSplit takes it")
+            raise Unfit(f"{self.name} shares the two axes of a kernel, but {shape} has one; use ChannelSplit")
         return ((1, shape.kernel[1]), (shape.kernel[0], 1)) if shape.kernel else ((), ())
 
     def _rank_by_ratio(self, shape: WeightShape) -> int:
@@ -162,7 +161,7 @@ class SpatialSplit(SpectralSplit):
 
 @dataclass(frozen=True)
 class ChannelSplit(SpectralSplit):
-    """PriSM, Pufferfish: a k x k convolution to r channels, then a 1 x 1 one; r (inp k^2 + out) parameters.
+    """PriSM, Pufferfish: a k x k convolution to r channels, then a 1 x 1 convolution; r (inp k^2 + out) parameters.
 
     The weight (N, M, *kernel) is unrolled to (N, M k^2), and r = ceil(ratio min(N, M k^2)) as in PriSM;
     Pufferfish is `ChannelSplit(0.25, rounding="floor")`. Factors: `v` (r, M, *kernel), which carries stride,
@@ -176,7 +175,7 @@ class ChannelSplit(SpectralSplit):
         return shape.kernel, (1,) * len(shape.kernel)
 
     def _rank_by_ratio(self, shape: WeightShape) -> int:
-        # Nine decimals: 0.1 * 30 is a little more than 3 in floating point, and its ceiling must not be 4.
+        # Nine decimals: 0.1 * 30 is slightly more than 3 in floating point, but its ceiling must be 3.
         wanted = round(self.ratio * min(shape.out, shape.fan_in), 9)
         if self.rounding == "ceil":
             return math.ceil(wanted)
@@ -197,19 +196,19 @@ class ChannelSplit(SpectralSplit):
 
 
 def frobenius_decay(u: Tensor, v: Tensor) -> Tensor:
-    """Return the scalar (1/2) ||U V^T||_F^2 of the factors of either split; differentiable.
+    """Return the scalar (1/2) ||U V^T||_F^2 for the factors of either split; differentiable.
 
     It is (1/2) tr((U^T U)(V^T V)): two r x r Gram matrices instead of the composed weight. Its gradient is
-    U (V^T V) and V (U^T U), the Frobenius decay (Khodak et al. 2021) that takes the place of weight decay.
+    U (V^T V) and V (U^T U): the Frobenius decay (Khodak et al. 2021), which replaces weight decay.
     """
     U, Vt = _as_matrices(u, v)
     return 0.5 * ((U.T @ U) * (Vt @ Vt.T)).sum()
 
 
 def spectrum(factors: Factors) -> Tensor:
-    """Return the singular values (r,), falling, of the weight whose `from_dense` gave these factors.
+    """Return the singular values (r,), in descending order, of the weight that `from_dense` split into these factors.
 
-    They are ||u_i|| ||v_i||: the strengths of the r components, for factors trained since then too.
+    They are ||u_i|| ||v_i||. For factors that were trained afterwards these are the strengths of the r components.
     """
     U, Vt = _as_matrices(factors["u"], factors["v"])
     strengths: Tensor = torch.linalg.vector_norm(U, dim=0) * torch.linalg.vector_norm(Vt, dim=1)
@@ -217,7 +216,7 @@ def spectrum(factors: Factors) -> Tensor:
 
 
 def effective_rank(sigma: Tensor) -> float:
-    """Return how many components a weight really has: exp of the entropy of p_i = sigma_i / sum sigma (PriSM 4.3).
+    """Return the effective number of components: exp of the entropy of p_i = sigma_i / sum sigma (PriSM 4.3).
 
     The paper prints the entropy inside a logarithm, without its sign; this is what its figures show.
     """

@@ -1,21 +1,19 @@
-"""The leading singular triplets of a matrix, several times faster than a full decomposition and as good.
+"""The leading singular triplets of a matrix, several times faster than a full decomposition and almost as accurate.
 
-The left singular vectors of A are the eigenvectors of the Gram matrix G = A A^T, A being turned so that this
-is the smaller one. Three ways lead to them, tried in this order; the first two check their result before it
-is used:
+The left singular vectors of A are the eigenvectors of the Gram matrix G = A A^T, where A is transposed if A^T A is
+smaller. Three algorithms are tried in this order; the first two check their result before it is used:
 
-1. few triplets of a large matrix: a block of vectors, sharpened by a Chebyshev polynomial of G that is large
+1. for few triplets of a large matrix: a block of vectors, improved by a Chebyshev polynomial of G that is large
    on the wanted eigenvalues and small on the others (Zhou, Saad, Tiago & Chelikowsky 2006,
-   "Self-consistent-field calculations using Chebyshev-filtered subspace iteration"). The block begins as two
+   "Self-consistent-field calculations using Chebyshev-filtered subspace iteration"). The block starts as two
    powers of G times a random matrix (Halko, Martinsson & Tropp 2011, "Finding structure with randomness"), a
    sparse one so that the first power is almost free (Clarkson & Woodruff 2013);
 2. all eigenvectors of G;
 3. the full decomposition of A.
 
 The check: the error of the rank-r product is at most 1.01 times the smallest one possible (Eckart & Young).
-The eigenvalues of G are squares, so singular values below about sqrt(eps) of the largest drown in its
-rounding; where they matter, a float32 matrix gets a second try in float64, and after that the full
-decomposition.
+The eigenvalues of G are squares, so singular values below about sqrt(eps) times the largest are lost in its rounding
+errors. If they matter, a float32 matrix is tried again in float64, and after that with the full decomposition.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ from fedfactor.factor.base import check_range
 
 # Errors are compared as squares: T <= 1.01^2 (T - gap) if the gap to the optimum is at most this part of T
 SLACK = 0.019
-# Rounding of an eigenvalue of G, in units of eps times the largest one
+# Rounding error of an eigenvalue of G, in units of eps times the largest one
 ROUNDING = 4.0
-# The vectors of the longer side are orthonormal up to rounding over the smallest eigenvalue: this at most
+# Largest deviation of the vectors of the longer side from orthonormality: rounding over the smallest eigenvalue
 SKEW = 1e-3
-# Below this side a full decomposition takes no time worth saving
+# Below this side, a full decomposition takes hardly any time
 SMALL = 32
-# The filter beats computing all eigenvectors from this side on, for ranks up to this part of it
+# The filter is faster than computing all eigenvectors from this side on, for ranks up to this share of it
 FILTER_SIDE = 256
 FILTER_SHARE = 0.25
-# A higher degree sharpens more but lets the largest eigenvectors drown the others; after two rounds, give up
+# A higher degree separates better, but the largest eigenvectors then dominate the others; give up after two rounds
 DEGREE = 3
 ROUNDS = 2
 
 
 def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return U (m, rank), S (rank,), falling, and Vh (rank, n): the leading triplets of `matrix` (m, n).
+    """Return U (m, rank), S (rank,) in descending order, and Vh (rank, n): the leading triplets of `matrix` (m, n).
 
     U diag(S) Vh differs from `matrix` by at most 1.01 times the optimal error in Frobenius norm, plus
     rounding. The vectors of the shorter side are orthonormal to rounding, those of the longer one to about
-    `SKEW` at worst. Pure: the same matrix gives the same bits, and no global random state is read or changed.
+    `SKEW` at worst. The same matrix gives the same bits, and no global random state is read or changed.
     """
     check_range("rank", rank, 1, min(matrix.shape))
-    # A copy: libraries round in another order where the same numbers lie at another alignment or stride.
+    # A copy, because libraries round differently if the same numbers have another alignment or stride.
     least = torch.promote_types(matrix.dtype, torch.float32)
     work = matrix.detach().to(least, copy=True, memory_format=torch.contiguous_format)
     wide = work if work.shape[0] <= work.shape[1] else work.T
@@ -66,16 +64,16 @@ def truncated_svd(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _complete(vectors: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Add values and right vectors to left ones, the rows of X (r, k); the three multiply to X^T X A."""
+    """Return left vectors (given as rows of X, r x k), values and right vectors; their product is X^T X A."""
     right = vectors @ wide
     S, order = torch.linalg.vector_norm(right, dim=1).sort(descending=True, stable=True)
     return vectors[order].T, S, right[order] / S[:, None]
 
 
 def _leading(wide: Tensor, rank: int) -> Tensor | None:
-    """Return the leading left vectors of `wide` (k, n), k <= n, as rows (rank, k); None if lost in rounding.
+    """Return the leading left vectors of `wide` (k, n), k <= n, as rows (rank, k); None if rounding hides them.
 
-    Blocks of vectors are rows throughout: X G is the faster order of that product.
+    Blocks of vectors are always rows, since X G is the faster order of that product.
     """
     side = wide.shape[0]
     if side < SMALL:
@@ -84,7 +82,7 @@ def _leading(wide: Tensor, rank: int) -> Tensor | None:
     energy = gram.trace()
     limits = torch.finfo(gram.dtype)
     if not side * limits.smallest_normal / limits.eps < energy.item() < limits.max / side:
-        return None  # the squares leave the range of the numbers
+        return None  # the squares are outside of the range of the dtype
     if side >= FILTER_SIDE and rank <= FILTER_SHARE * side:
         basis = _orthonormal(_sketch(gram, rank + rank // 4 + 4) @ gram)
         images = basis @ gram
@@ -101,9 +99,9 @@ def _leading(wide: Tensor, rank: int) -> Tensor | None:
 
 
 def _sketch(gram: Tensor, width: int) -> Tensor:
-    """Return Omega G (width, k), Omega having one Gaussian entry a column: rows of G, scaled and added up."""
+    """Return Omega G (width, k), where Omega has one Gaussian entry per column: rows of G, scaled and added up."""
     side = gram.shape[0]
-    source = torch.Generator().manual_seed(0)  # its own, so that the result depends on the matrix alone
+    source = torch.Generator().manual_seed(0)  # of its own, so that the result depends only on the matrix
     entries = torch.randn(side, 1, generator=source, dtype=gram.dtype).to(gram.device)
     block = gram.new_zeros(width, side)
     for start in range(0, side, width):
@@ -126,7 +124,7 @@ def _chebyshev(gram: Tensor, values: Tensor, vectors: Tensor, images: Tensor, ra
 
 
 def _rayleigh_ritz(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Ritz values (b,), falling, and vectors X (b, k) of G in the span of `block` (b, k), and X G."""
+    """Return Ritz values (b,), descending, and vectors X (b, k) of G in the span of `block` (b, k), and X G."""
     basis = _orthonormal(block)
     images = basis @ gram
     values, rotation = _eigenpairs(images @ basis.T)
@@ -134,13 +132,13 @@ def _rayleigh_ritz(gram: Tensor, block: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _proved(gram: Tensor, energy: Tensor, values: Tensor, vectors: Tensor, images: Tensor, rank: int) -> bool:
-    """Prove that the `rank` largest eigenvalues of G sum to at most the Ritz values t_i plus the allowed gap.
+    """Prove that the sum of the `rank` largest eigenvalues of G is at most that of the Ritz values t_i plus the gap.
 
-    For every number mu and positive semi-definite Z with G <= mu I + Z, that sum is at most rank mu + tr Z
+    For each number mu and positive semi-definite Z with G <= mu I + Z, that sum is at most rank mu + tr Z
     (the dual of Ky Fan's maximum principle). Here Z = X^T diag(z) X with z_i = max(t_i + e_i - mu, 0): the
-    small e_i pay for the residual of pair i, and mu is the largest t_j + e_j that the gap still pays for. G
-    <= mu I + Z holds if mu I + Z - G has a Cholesky factor. Nothing is taken for granted about the block: a
-    direction that it missed makes the factorisation fail.
+    small e_i cover the residual of pair i, and mu is the largest t_j + e_j that the gap still allows. G
+    <= mu I + Z holds if mu I + Z - G has a Cholesky factor. Nothing is assumed about the block: if it misses a
+    direction, the factorisation fails.
     """
     gap = _gap(energy, values, rank)
     residuals = torch.linalg.vector_norm(images - values[:, None] * vectors, dim=1)
@@ -159,13 +157,13 @@ def _proved(gram: Tensor, energy: Tensor, values: Tensor, vectors: Tensor, image
 
 
 def _trusted(energy: Tensor, values: Tensor, rank: int) -> bool:
-    """Whether rounding spares the leading eigenvectors: the error of the product, and the right vectors."""
+    """Return whether rounding errors affect neither the error of the product nor the right vectors."""
     complete = rank == values.numel()
     return (complete or _gap(energy, values, rank) > 0) and bool(_rounding(values) <= SKEW * values[rank - 1])
 
 
 def _gap(energy: Tensor, values: Tensor, rank: int) -> float:
-    """How far the sum of the leading eigenvalues may fall short, rounding already taken off."""
+    """Return by how much the sum of the leading eigenvalues may be too small, minus rounding errors."""
     rest = energy - values[:rank].sum()
     return float(SLACK * rest - 2 * rank * _rounding(values))
 
@@ -180,13 +178,13 @@ def _orthonormal(block: Tensor) -> Tensor:
 
 
 def _eigenpairs(symmetric: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, the largest first, and eigenvectors as rows."""
+    """Return eigenvalues, largest first, and eigenvectors as rows."""
     values, vectors = torch.linalg.eigh(symmetric)
     return values.flip(0), vectors.T.flip(0)
 
 
 def _gram(wide: Tensor) -> Tensor:
-    """Return A A^T (k, k), computing little more than the half that symmetry does not give."""
+    """Return A A^T (k, k), computing little more than half of it; symmetry gives the rest."""
     side = wide.shape[0]
     gram = wide.new_empty(side, side)
     step = -(-side // 8)

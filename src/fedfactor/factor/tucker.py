@@ -27,13 +27,13 @@ class LowRank(Scheme):
     ratio: float = 0.1
     """Rank as a share of the channels on each side (matrix: of the smaller side)."""
     rank: int | None = None
-    """The rank itself, on both sides; takes the place of `ratio`."""
+    """The rank itself, on both sides; replaces `ratio`."""
     blocks: int = 1
-    """Blocks of the core; ranks are rounded up to a multiple of it."""
+    """Number of blocks of the core; ranks are rounded up to a multiple of it."""
     name: ClassVar[str] = "low_rank"
 
     def rank_of(self, shape: WeightShape) -> tuple[int, int]:
-        """Return (rank of the outputs, rank of the inputs); for a matrix both are the same."""
+        """Return the rank of the outputs and that of the inputs; for a matrix both are the same."""
         highest = min(shape.out, shape.inp)
         check_range("blocks", self.blocks, 1, float("inf"), whole=True)
         if self.rank is not None:
@@ -53,7 +53,7 @@ class LowRank(Scheme):
         return -(-rank // self.blocks) * self.blocks
 
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
-        """Sizes of x, y and, for a convolution, the core t."""
+        """Return the sizes of x, y and, for a convolution, the core t."""
         outer, inner = self.rank_of(shape)
         sides: dict[str, tuple[int, ...]] = {"x": (shape.out, outer), "y": (inner, shape.inp)}
         return sides if not shape.kernel else {**sides, "t": (outer, inner // self.blocks, *shape.kernel)}
@@ -61,7 +61,7 @@ class LowRank(Scheme):
     def init(
         self, shape: WeightShape, generator: torch.Generator | None = None, *, std: float | None = None
     ) -> Factors:
-        """Draw all factors with one standard deviation s.
+        """Return factors with the same standard deviation s.
 
         An entry of a composed matrix sums r products of two, an entry of a kernel r_o r_i / blocks products of three,
         so its variance is r s^4, or (r_o r_i / blocks) s^6.
@@ -87,7 +87,7 @@ class LowRank(Scheme):
         return (left @ y).view(shape.out, shape.area, shape.inp).mT.reshape(shape.size)
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
-        """Matrix: the truncated SVD. Convolution: the leading subspaces of both channel unfoldings (HOSVD)."""
+        """Return the truncated SVD of a matrix, or the leading subspaces of both channel unfoldings (HOSVD)."""
         shape = WeightShape.of(weight)
         outer, inner = self.rank_of(shape)
         if not shape.kernel:
@@ -110,7 +110,7 @@ class LowRank(Scheme):
         geometry: ConvGeometry | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Run the factors one after another; the composed weight is never formed."""
+        """Apply the factors one after another, without composing the weight."""
         if geometry is None:
             return F.linear(F.linear(x, factors["y"]), factors["x"], bias)
         point, axes = ConvGeometry.plain(len(shape.kernel)), (1,) * len(shape.kernel)
@@ -126,11 +126,11 @@ class LowRank(Scheme):
         return shape.out * outer * (inner // self.blocks) * shape.area + shape.numel * inner
 
     def macs(self, shape: WeightShape, positions: int) -> int:
-        """Count one multiply-accumulate a parameter and position: the factors run one after another."""
+        """Count one multiply-accumulate per parameter and position: the factors run one after another."""
         return self.parameters(shape) * positions
 
 
 def _basis(matrix: Tensor, rank: int) -> Tensor:
-    """Return an orthonormal basis of the leading left subspace; projecting on it needs more than the SVD's rounding."""
+    """Return a basis of the leading left subspace, orthonormal to rounding; `truncated_svd` alone is less exact."""
     basis: Tensor = torch.linalg.qr(truncated_svd(matrix, rank)[0]).Q
     return basis

@@ -13,7 +13,7 @@ Variant = Literal["paper", "code"]
 
 
 class CNN4(nn.Module):
-    """A head convolution, two convolutions with ReLU and max-pooling, one linear layer; no normalisation.
+    """A first convolution (`head`), two convolutions with ReLU and max-pooling, one linear layer; no normalisation.
 
     Input (batch, channels, 28, 28), output (batch, classes).
     """
@@ -44,7 +44,7 @@ class CNN4(nn.Module):
 def cnn4(classes: int = 10, width: float = 1.0, channels: int = 1, planes: int = 64) -> CNN4:
     """FLANC's four-layer CNN at a width: 43,978 / 105,738 / 185,930 / 284,554 parameters at 1/4, 1/2, 3/4, 1.
 
-    The head keeps its `planes` channels at every width and has no activation after it.
+    `head` has `planes` channels at each width, and no activation after it.
     """
     return CNN4(classes, width, channels, planes)
 
@@ -84,6 +84,6 @@ def cnn_femnist(classes: int = 62, width: float = 1.0, variant: Variant = "paper
     """PriSM's CNN for FEMNIST (Table 5): 64 kernels of 5 x 5, 64 of 3 x 3, one linear layer.
 
     Deviations: the table prints 10 classes, FEMNIST has 62. The authors' code has 32 and 64 kernels of 5 x 5
-    (`variant="code"`); that convolutions keep the image size is taken from there.
+    (`variant="code"`). Padding that keeps the image size is taken from the code too.
     """
     return FemnistCNN(classes, width, variant, channels)

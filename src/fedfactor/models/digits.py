@@ -1,4 +1,4 @@
-"""A small convolutional network for 8 x 8 digits: the demo's."""
+"""The small convolutional network of the demo, for 8 x 8 digits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _block(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
     return [conv, nn.GroupNorm(1, outputs), nn.ReLU()]
 
 
-@register("models", "digits_cnn", input_shape=(1, 8, 8), paper="none: the demo's network")
+@register("models", "digits_cnn", input_shape=(1, 8, 8), paper="none: the network of the demo")
 def digits_cnn(classes: int = 10, width: float = 1.0) -> DigitsCNN:
-    """Build the demo's network; `width` scales the channels."""
+    """Return the network of the demo; `width` scales the channels."""
     return DigitsCNN(classes, width)

@@ -21,13 +21,13 @@ class LSTMClassifier(nn.Module):
         self.lstm: nn.Module = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.fc = nn.Linear(hidden, classes)
         if weight_norm:
-            # Imported here: whoever builds a plain network needs no factorised layers.
+            # Imported here, since a plain network needs no factorised layers.
             from fedfactor.nn import weight_norm as normalised
 
             self.lstm = normalised(self.lstm)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits of what follows each row of tokens."""
+        """Return one row of logits per row of tokens."""
         outputs, _ = self.lstm(self.embedding(ids))
         logits: Tensor = self.fc(outputs[:, -1])
         return logits
@@ -51,9 +51,8 @@ def lstm_shakespeare(
 ) -> LSTMClassifier:
     """FedPara's two-layer LSTM (C.2): 256 hidden units, 80 characters, weight normalisation on all variants.
 
-    The paper gives no embedding size; 8 is that of the works it follows (McMahan et al. 2017, LEAF), which
-    also set the length of 80 characters and the prediction of the one that comes next. `width` scales the
-    hidden units.
+    The paper does not give the size of the embedding; 8 is from the works that it follows (McMahan et al. 2017,
+    LEAF), and so are the 80 input characters and the prediction of the next one. `width` scales the hidden units.
     """
     return LSTMClassifier(classes, embedding, scaled(hidden, width), layers, classes, weight_norm)
 
@@ -71,6 +70,6 @@ def lstm_imdb(
 ) -> LSTMClassifier:
     """PriSM's LSTM for IMDB (Table 6): one logit, positive for a positive review.
 
-    The last position must hold a word: reviews are padded in front. `width` scales the hidden units.
+    The last position must be a word, so reviews are padded in front. `width` scales the hidden units.
     """
     return LSTMClassifier(tokens, embedding, scaled(hidden, width), layers, 1, weight_norm=False)

@@ -26,7 +26,7 @@ class MLP(nn.Module):
 
 @register("models", "mlp", input_shape=(1, 28, 28), paper="FedPara (arXiv:2108.06098) C.2, two FC layers")
 def mlp(inputs: int = 784, hidden: int = 256, classes: int = 10, width: float = 1.0) -> MLP:
-    """Build the network of FedPara's personalisation experiments (C.2): 256 hidden units, no other layers.
+    """Return the network of FedPara's personalisation experiments (C.2): 256 hidden units, no other layers.
 
     `width` scales the hidden units.
     """

@@ -34,13 +34,13 @@ class ModelInfo(registry.Entry):
         shape: tuple[int, ...] | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw a legal input of `batch` examples; `shape` replaces the registered one."""
+        """Return a random legal input of `batch` examples; `shape` replaces `input_shape`."""
         size = self.input_shape if shape is None else shape
         if size is None:
             raise ValueError(f"model {self.name!r} was registered without input_shape: pass shape=(...)")
         if self.input_dtype.is_floating_point:
             return torch.randn((batch, *size), generator=generator).to(self.input_dtype)
-        # Id 0 is padding in some networks; an example of real tokens is the most expensive case.
+        # Id 0 is padding in some networks; an example without padding is the most expensive case.
         return torch.randint(1, max(self.tokens, 2), (batch, *size), generator=generator, dtype=self.input_dtype)
 
 
@@ -57,7 +57,7 @@ def info(name: str) -> ModelInfo:
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """Build a network with the given options; its weights come from torch's global generator."""
+    """Build a network with the given options. Its weights come from torch's global random generator."""
     return info(name).builder(**options)
 
 
@@ -68,5 +68,5 @@ def example_input(
     shape: tuple[int, ...] | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw a legal input of the named network; see `ModelInfo.example`."""
+    """Return a random legal input of a network; see `ModelInfo.example`."""
     return info(name).example(batch, shape=shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Residual networks of basic blocks: ResNet-8, -10, -18 and -34 for small images, at any width."""
+"""Residual networks with basic blocks: ResNet-8, -10, -18 and -34 for small images, at any width."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Shortcut = Literal["projection", "slice"]
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with normalisation, and a shortcut around them.
 
-    The shortcut is a strided 1 x 1 convolution (`downsample`) where the shape changes, with one exception:
-    `shortcut="slice"` and a block that only narrows keep the first channels of the input as they are.
+    Where the shape changes, the shortcut is a strided 1 x 1 convolution (`downsample`). With `shortcut="slice"`, a
+    block that only reduces the channels passes on the first channels of its input instead.
     """
 
     def __init__(self, inp: int, out: int, stride: int, norm: Callable[[int], nn.Module], shortcut: Shortcut) -> None:
@@ -29,7 +29,7 @@ class BasicBlock(nn.Module):
         self.bn1 = norm(out)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
         self.bn2 = norm(out)
-        # Two modules, not F.relu: each is then a row of its own in a cost table.
+        # Two modules, not F.relu, so that each has its own row in a cost table.
         self.relu1 = nn.ReLU()
         self.relu2 = nn.ReLU()
         self.out = out
@@ -52,14 +52,14 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages `layer1`, `layer2`, ... of basic blocks, average pooling and `fc`.
 
-    The stages have 64, 128, 256, 512 channels times `width`, rounded; all but the first halve the image. `planes` is
-    that 64: a smaller one makes the full network narrower, while methods choose `width`.
-    Names are torchvision's. Input (batch, channels, height, width), output (batch, classes).
+    The stages have 64, 128, 256, 512 channels times `width`, rounded; all except the first halve the image. `planes`
+    replaces the 64: it makes the full network narrower, whereas methods choose `width`. The modules have the names of
+    torchvision. Input (batch, channels, height, width), output (batch, classes).
 
     `stem="cifar"` is a 3 x 3 convolution at full resolution, `"imagenet"` a strided 7 x 7 and a max-pooling.
-    `norm="batch_no_stats"` normalises with the statistics of the batch in evaluation too.
-    `scale_stem=False` keeps all channels in the stem at every width; layer1 then narrows, by a projection
-    (FLANC) or, with `shortcut="slice"`, by keeping the first channels (PriSM's sub-models).
+    `norm="batch_no_stats"` uses the statistics of the batch in evaluation too.
+    `scale_stem=False` keeps all channels of the stem at each width. Then layer1 reduces them, by a projection (FLANC)
+    or, with `shortcut="slice"`, by keeping the first channels (PriSM's sub-models).
     """
 
     blocks: ClassVar[tuple[int, ...]]
@@ -118,7 +118,7 @@ class ResNet(nn.Module):
 def _norm(kind: Norm, groups: int, channels: int) -> nn.Module:
     if kind == "group":
         if channels % groups:
-            raise ValueError(f"{channels} channels cannot be split into groups={groups}: choose groups or width anew")
+            raise ValueError(f"{channels} channels cannot be split into groups={groups}: change groups or width")
         return nn.GroupNorm(groups, channels)
     return nn.BatchNorm2d(channels, track_running_stats=kind == "batch")
 

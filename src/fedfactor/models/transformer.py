@@ -16,7 +16,7 @@ PADDING = 0
 
 
 class TransformerClassifier(nn.Module):
-    """Token and position embeddings, encoder layers, the mean over all tokens that are not padding, `fc`.
+    """Token and position embeddings, encoder layers, the mean over all tokens except padding, `fc`.
 
     Input: token ids (batch, time), 0 is padding; output (batch, classes).
     """
@@ -40,16 +40,16 @@ class TransformerClassifier(nn.Module):
         if positions == "learned":
             self.positions = nn.Parameter(torch.randn(length, dim) * 0.02)
         elif positions == "sinusoidal":
-            # Not persistent: a constant need not travel.
+            # Not persistent: a constant need not be sent.
             self.register_buffer("positions", _sinusoids(length, dim), persistent=False)
         else:
             raise ValueError(f"positions must be 'learned' or 'sinusoidal', got {positions!r}")
         self.dropout = nn.Dropout(dropout)
         layer = nn.TransformerEncoderLayer(dim, heads, hidden, dropout, batch_first=True)
-        # Nested tensors would make the shapes depend on the data, which can be neither exported nor counted.
+        # With nested tensors, shapes depend on the data: such networks can be neither exported nor counted.
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         for parameter in self.encoder.parameters():
-            # The encoder holds copies of one layer: without this all layers would start equal.
+            # The encoder consists of copies of one layer: without this, all layers would start with the same values.
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         self.fc = nn.Linear(dim, classes)
@@ -60,7 +60,7 @@ class TransformerClassifier(nn.Module):
         if time > self.length:
             raise ValueError(f"texts of {time} tokens are longer than this network's length={self.length}")
         padding = ids == PADDING
-        # Attention over nothing is NaN, so a text of padding alone attends to its first place.
+        # Attention over no token is NaN, so a text of only padding attends to its first position.
         hidden = padding & (torch.arange(time, device=ids.device) > 0)
         x = self.dropout(self.embedding(ids) + self.positions[:time])
         x = self.encoder(x, src_key_padding_mask=hidden)
@@ -90,10 +90,10 @@ def transformer(
     positions: Positions = "learned",
     width: float = 1.0,
 ) -> TransformerClassifier:
-    """Build a Transformer classifier of a size for AG News; FedDecomp uses one and does not give its size.
+    """Return a Transformer classifier for AG News. FedDecomp uses one without giving its size.
 
-    `width` scales `dim` and `hidden`, the heads stay: `dim` is a whole number of features a head.
-    Deviations: the paper speaks of five classes, AG News has four.
+    `width` scales `dim` and `hidden`, not the number of heads: `dim` is a whole number of features per head.
+    Deviations: the paper mentions five classes, AG News has four.
     """
     if dim % heads:
         raise ValueError(f"dim={dim} must be a multiple of heads={heads}")
@@ -104,7 +104,7 @@ def transformer(
 
 
 def _sinusoids(length: int, dim: int) -> Tensor:
-    """Sines in even columns, cosines in odd ones, wavelengths growing to 20,000 pi; (length, dim)."""
+    """Return (length, dim): sines in even columns, cosines in odd ones, with wavelengths up to 20,000 pi."""
     half = (dim + 1) // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half, 1)))
     angles = torch.arange(length).unsqueeze(1) * rates

@@ -26,7 +26,7 @@ class VGG(nn.Module):
             layers += [nn.Conv2d(channels, out, 3, padding=1), nn.GroupNorm(groups, out), nn.ReLU()]
             channels = out
         self.features = nn.Sequential(*layers)
-        # The identity at 32 x 32 pixels; larger images need it.
+        # Has no effect at 32 x 32 pixels; needed for larger images.
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
@@ -53,7 +53,7 @@ class VGG(nn.Module):
 def vgg16(classes: int = 10, groups: int = 2, dropout: float = 0.5, channels: int = 3) -> VGG:
     """FedPara's VGG16 (C.2, Table 5): 15.25 M parameters with 10 classes, 15.30 M with 100.
 
-    The paper replaces batch by group normalisation and does not say with how many groups; two is what
-    Flower's reproduction uses.
+    The paper replaces batch by group normalisation and does not give the number of groups; two is the number of
+    Flower's reproduction.
     """
     return VGG(classes, groups, dropout, channels)

@@ -1,4 +1,4 @@
-"""Slimmer networks: how many channels a fraction of a layer has."""
+"""Networks of reduced width: the number of channels of a layer at a width."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Rounding = Literal["up", "nearest"]
 
 
 def scaled(channels: int, width: float | Width, rounding: Rounding = "up") -> int:
-    """Return ceil(width * channels) for a width in (0, 1]: the channels of a slimmer layer (HeteroFL, PriSM).
+    """Return ceil(width * channels) for a width in (0, 1]: the channels of a narrower layer (HeteroFL, PriSM).
 
-    FedHM's slim networks round to the nearest number instead (its 1.37 M at .35 and 3.42 M at .4 need that).
-    Every slimmed network and every slice of a full one must round alike, so this is the only place that does.
+    FedHM's narrow networks round to the nearest number instead, which reproduces its 1.37 M parameters at .35 and
+    3.42 M at .4. Networks of reduced width and slices of full ones must round alike, so only this function rounds.
     """
     check_width(float(width))
     if isinstance(width, Width):
@@ -22,7 +22,7 @@ def scaled(channels: int, width: float | Width, rounding: Rounding = "up") -> in
         raise ValueError(f"rounding must be 'up' or 'nearest', got {rounding!r}")
     if rounding == "nearest":
         return max(round(width * channels), 1)
-    # 0.07 * 100 is 7.000000000000001 in binary; a channel must not appear out of that.
+    # 0.07 * 100 is 7.000000000000001 in floating point; that must not add a channel.
     return math.ceil(width * channels - 1e-9)
 
 
@@ -46,6 +46,6 @@ class Width:
 
 
 def check_width(width: float) -> None:
-    """Raise unless `width` lies in (0, 1]."""
+    """Raise ValueError if `width` is not in (0, 1]."""
     if not 0.0 < width <= 1.0:
         raise ValueError(f"width must lie in (0, 1], got {width:g}")

@@ -1,4 +1,4 @@
-"""Layers made of factors, and how to put them into a model and take them out again."""
+"""Factorised layers, and functions that put them into a model and take them out again."""
 
 from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, outer_layers, weight_norm
 from fedfactor.nn.layers import (

@@ -1,4 +1,4 @@
-"""Replace the layers of any model by factorised ones, and back."""
+"""Replacing the layers of any model by factorised ones, and back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FACTORED = (FactorLinear, FactorConv, _FactorRecurrent, FactorMultiheadAttention
 
 @dataclass(frozen=True)
 class Finding:
-    """A weight that stays dense, and why."""
+    """A weight that stays dense, and the reason."""
 
     layer: str
     reason: str
@@ -49,20 +49,20 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Site:
-    """One weight of the model that could be factorised: where it is, and what is to become of it."""
+    """One weight of a model that could be factorised, and the decision about it."""
 
     layer: str
     """Name of the module."""
     attribute: str
-    """Name of the weight within it."""
+    """Name of the weight in the module."""
     weight: Tensor
     scheme: Scheme | None
-    """`None`: the weight stays dense."""
+    """The scheme of its factors; `None`: the weight stays dense."""
     reason: str = ""
 
     @property
     def name(self) -> str:
-        """The layer's name; for layers with several weights, the weight's."""
+        """The name of the layer, or of the weight if a layer has several."""
         if self.attribute == "weight":
             return self.layer or "weight"
         return f"{self.layer}.{self.attribute}".removeprefix(".")
@@ -77,14 +77,20 @@ def factorize(
     keep_weights: bool = False,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Return a copy of `model` in which every layer that can be is kept as factors of `scheme`.
+    """Return a copy of a model with factorised layers. Layers that cannot be factorised stay dense: see `check`.
 
-    `skip` and the keys of `per_layer` are patterns of layer names (`"classifier"` and all below it, `"*.conv1"`,
-    `"lstm.weight_hh*"`); `per_layer` gives the layers it matches a scheme of their own (`None`: dense), the first
-    match counting. Factors are drawn from `generator` so that the composed weight has the standard deviation of the
-    weight it replaces; with `keep_weights` they are computed from that weight instead, where the scheme can.
+    Args:
+        model: Any model.
+        scheme: The scheme of the factors.
+        skip: Patterns of layers to leave dense: `"classifier"` (and everything in it), `"*.conv1"`,
+            `"lstm.weight_hh*"`.
+        per_layer: Other schemes by pattern; `None` leaves a layer dense. The first match counts.
+        keep_weights: Compute the factors from the weights. Otherwise they are random, and the composed weight has the
+            standard deviation of the weight that it replaces.
+        generator: Source of random factors.
 
-    Layers that cannot be factorised stay as they are: `check` lists them.
+    Raises:
+        ValueError: A pattern matches no layer, or with `keep_weights` a scheme has no factors for a given weight.
     """
     model = copy.deepcopy(model)
     chosen = {
@@ -111,33 +117,33 @@ def check(
     skip: Iterable[str] = (),
     per_layer: Mapping[str, Scheme | None] | None = None,
 ) -> list[Finding]:
-    """Return every weight that `factorize` would leave dense, with the reason; skipped layers are not listed."""
+    """Return the weights that `factorize` would leave dense, with reasons; layers in `skip` are not listed."""
     found = [Finding(s.name, s.reason) for s in _sites(model, scheme, skip, per_layer) if s.scheme is None and s.reason]
     return found + list(_unsupported(model))
 
 
 def compose(model: nn.Module) -> nn.Module:
-    """Return a plain copy of `model`: ordinary torch layers with the composed weights and the original names."""
+    """Return a copy of a model with ordinary torch layers, which have the composed weights and the original names."""
     return _replace(
         copy.deepcopy(model), lambda name, module: module.plain() if isinstance(module, FACTORED) else module
     )
 
 
 def weight_norm(layer: nn.Module) -> nn.Module:
-    """Return a copy of one layer with its weights normalised row by row; `factorize` keeps the normalisation."""
+    """Return a copy of a layer with weight normalisation per row, which `factorize` keeps."""
     return factorize(layer, WeightNorm(Dense()), keep_weights=True)
 
 
 def first_layers(model: nn.Module, count: int) -> list[str]:
-    """Name the first `count` layers in order of definition that have a weight: the full ones of a hybrid network."""
+    """Return the names of the first `count` layers with weights, which a hybrid network keeps dense."""
     layers = dict.fromkeys(layer for layer, attribute, weight, module in _weights(model))
     if not 0 <= count <= len(layers):
-        raise ValueError(f"the model has {len(layers)} layers with weights, cannot keep the first {count} full")
+        raise ValueError(f"the model has {len(layers)} layers with weights, so the first {count} cannot stay dense")
     return list(layers)[:count]
 
 
 def outer_layers(model: nn.Module) -> list[str]:
-    """Name the layers that methods with small inner layers leave dense: stem, 1 x 1 convolutions and classifier."""
+    """Return the names of stem, 1 x 1 convolutions and classifier, which methods for inner layers leave dense."""
     layers = [(name, module) for name, module in model.named_modules() if type(module) in (*LINEAR, *CONVOLUTIONS)]
     convolutions = [name for name, module in layers if type(module) in CONVOLUTIONS]
     points = [name for name, module in layers if name in convolutions and set(module.kernel_size) == {1}]
@@ -146,7 +152,7 @@ def outer_layers(model: nn.Module) -> list[str]:
 
 
 def _replace(model: nn.Module, rebuild: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """Apply `rebuild(name, module)` from the leaves up; a module used in two places is rebuilt once."""
+    """Apply `rebuild(name, module)` from the leaves up. A module that is used in two places is rebuilt once."""
     done: dict[int, nn.Module] = {}
 
     def visit(name: str, module: nn.Module) -> nn.Module:
@@ -161,7 +167,7 @@ def _replace(model: nn.Module, rebuild: Callable[[str, nn.Module], nn.Module]) -
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
-    """Yield (layer, attribute, weight, module) of every weight of a supported layer, in order of definition."""
+    """Yield (layer, attribute, weight, module) for each weight of a supported layer, in order of definition."""
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if inside and name.startswith(inside):
@@ -185,7 +191,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
 def _sites(
     model: nn.Module, scheme: Scheme, skip: Iterable[str], per_layer: Mapping[str, Scheme | None] | None
 ) -> list[_Site]:
-    """Decide for every weight which scheme it gets, or why none."""
+    """Return all weights with the scheme that they get, or the reason why they get none."""
     skip, special = [skip] if isinstance(skip, str) else list(skip), dict(per_layer or {})
     found = list(_weights(model))
     names = [_Site(layer, attribute, weight, None).name for layer, attribute, weight, _ in found]
@@ -193,7 +199,7 @@ def _sites(
         if not any(_matches(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
             raise ValueError(
-                f"pattern {pattern!r} matches no layer that could be factorised; there are {near} and so on"
+                f"pattern {pattern!r} matches no layer that could be factorised, such as {', '.join(near)}"
             )
     tied = _tied(model)
     sites = []
@@ -216,9 +222,9 @@ def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list
             return replace(site, reason=f"already factorised by {owner.scheme}; compose the model first")
         scheme = WeightNorm(scheme)
     elif site.attribute not in module._parameters:
-        return replace(site, reason="its weight is computed from others (weight_norm, spectral_norm, pruning)")
+        return replace(site, reason="its weight is computed from other tensors (weight_norm, spectral_norm, pruning)")
     if getattr(module, "groups", 1) != 1:
-        return replace(site, reason=f"grouped convolution ({module.groups} groups) is left as it is")
+        return replace(site, reason=f"grouped convolution ({module.groups} groups) stays dense")
     others = [
         name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")
     ]
@@ -245,7 +251,7 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
         except Unfit as reason:
             raise ValueError(f"layer {site.name!r} cannot keep its weight: {reason}") from reason
     else:
-        # The author of the model chose how large its weights start; a constant one (zeros) says nothing.
+        # The model's own initialisation sets the size of the weights, unless a weight is constant (zeros).
         std = float(weight.float().std()) if weight.numel() > 1 else 0.0
         factors = site.scheme.init(shape, generator, std=std or None)
     trains = site.weight.requires_grad
@@ -254,7 +260,7 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
 
 
 def _wrap(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:
-    """Put factors in place of the weights of one plain layer."""
+    """Replace weights of one ordinary layer by factors."""
 
     def make(name: str, tensor: Tensor) -> FactorWeight | None:
         return weights.get(name)
@@ -274,7 +280,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _tied(model: nn.Module) -> dict[int, list[str]]:
-    """Return the names under which each parameter is found, by its identity."""
+    """Return all names of each parameter, by the id of the parameter."""
     names: dict[int, list[str]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -284,7 +290,7 @@ def _tied(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _unsupported(model: nn.Module) -> Iterator[Finding]:
-    """Find weights of two or more axes in layers that no scheme is written for."""
+    """Yield weights of two or more axes in layers that are not supported."""
     known = {id(module) for _, _, _, module in _weights(model)}
     for name, module in model.named_modules():
         if id(module) in known or isinstance(module, FactorWeight):

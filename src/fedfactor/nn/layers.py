@@ -1,7 +1,7 @@
-"""Layers whose weights are kept as factors.
+"""Layers whose weights are stored as factors.
 
-Each takes over an ordinary torch layer, settings and biases included, and gives it back when it is composed.
-Parameters have plain names (`conv1.x1`, `lstm.weight_ih_l0.x1`), so that they pickle, deep-copy and travel.
+Each is made from an ordinary torch layer, with its settings and biases, and `plain()` returns that layer with the
+composed weight. Factors are parameters with plain names (`conv1.x1`, `lstm.weight_ih_l0.x1`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape, co
 from fedfactor.profile import span
 
 MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
-"""From a weight's name and tensor to its factors, or `None` where that weight stays dense."""
+"""Returns the factors for the name and the tensor of a weight, or `None` if the weight stays dense."""
 
 
 class FactorWeight(nn.Module):
-    """One weight, kept as the factors of a scheme."""
+    """One weight, stored as the factors of a scheme."""
 
     def __init__(self, scheme: Scheme, shape: WeightShape, factors: Factors) -> None:
         super().__init__()
@@ -40,23 +40,23 @@ class FactorWeight(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, multiplied out anew at every access (once, within `composed_once`); differentiable."""
+        """The dense weight, composed at each access (only once inside `composed_once`); differentiable."""
         if self._held is not None:
             return self._held
         with span("composing"):
             return self.scheme.compose(self.factors, self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave a weight that is held for the length of a block out of copies."""
+        """Return the state without the weight that `composed_once` holds."""
         return {**self.__dict__, "_held": None}
 
     def extra_repr(self) -> str:
-        """Name shape and scheme when the module is printed."""
+        """Return shape and scheme, for printing the module."""
         return f"{self.shape}, {self.scheme}"
 
 
 class FactorLinear(FactorWeight):
-    """A linear layer whose weight is kept as factors."""
+    """A linear layer whose weight is stored as factors."""
 
     bias: nn.Parameter | None
 
@@ -79,7 +79,7 @@ class FactorLinear(FactorWeight):
 
 
 class FactorConv(FactorWeight):
-    """A convolution (1-d or 2-d, without groups) whose weight is kept as factors."""
+    """A convolution (1-d or 2-d, without groups) whose weight is stored as factors."""
 
     bias: nn.Parameter | None
 
@@ -88,7 +88,7 @@ class FactorConv(FactorWeight):
         self.settings: dict[str, Any] = {
             key: getattr(plain, key) for key in ("stride", "padding", "dilation", "padding_mode")
         }
-        # Torch keeps (last axis before, after, next axis before, after), resolved also for padding="same".
+        # Torch stores (last axis before, after, next axis before, after), also for padding="same".
         around: list[int] = list(plain._reversed_padding_repeated_twice)
         symmetric = plain.padding_mode == "zeros" and around[::2] == around[1::2]
         self.pad_first = None if symmetric else around
@@ -124,18 +124,18 @@ class FactorConv(FactorWeight):
 
 
 class FactorConv1d(FactorConv):
-    """A 1-d convolution kept as factors."""
+    """A 1-d convolution stored as factors."""
 
 
 class FactorConv2d(FactorConv):
-    """A 2-d convolution kept as factors."""
+    """A 2-d convolution stored as factors."""
 
 
 class _FactorRecurrent(nn.RNNBase):
-    """A recurrent layer whose fused gate matrices are kept as factors, each in a `FactorWeight` of its own name.
+    """A recurrent layer whose fused gate matrices are stored as factors, each in a `FactorWeight` with torch's name.
 
-    Torch's own forward reads `_flat_weights`; composing them there leaves all its input handling (packed sequences,
-    projections, both directions) as it is.
+    Torch's own forward reads `_flat_weights`. Composing the weights there keeps all its features: packed sequences,
+    projections, both directions.
     """
 
     kind: ClassVar[type[nn.RNNBase]]
@@ -155,23 +155,23 @@ class _FactorRecurrent(nn.RNNBase):
         return [member.weight if isinstance(member, FactorWeight) else member for member in members]
 
     def factored(self) -> dict[str, FactorWeight]:
-        """The weights that are kept as factors, by torch's name for them."""
+        """Return the weights that are stored as factors, by torch's names."""
         return {name: module for name, module in self._modules.items() if isinstance(module, FactorWeight)}
 
     def _init_flat_weights(self) -> None:
-        """Nothing to gather ahead: the weights are composed when they are read."""
+        """Do nothing: the weights are composed when they are read."""
 
     def _update_flat_weights(self) -> None:
-        """Nothing to refresh either."""
+        """Do nothing, for the same reason."""
 
     def flatten_parameters(self) -> None:
-        """Nothing to flatten: composed weights are new tensors at every step."""
+        """Do nothing: composed weights are new tensors at each step."""
 
     def plain(self) -> nn.RNNBase:
         """Return the ordinary layer with the composed weights."""
         layer: nn.RNNBase = self.kind.__new__(self.kind)
         _take_over(layer, self)
-        # Biases and dense weights stay the parameters they are: frozen, or shared with another layer.
+        # Biases and dense weights stay the same parameters: they may be frozen, or shared with another layer.
         layer._modules.clear()
         layer._parameters.clear()
         for name in self._flat_weights_names:
@@ -183,19 +183,19 @@ class _FactorRecurrent(nn.RNNBase):
 
 
 class FactorLSTM(_FactorRecurrent, nn.LSTM):
-    """An LSTM whose gate matrices (4 hidden x in) are kept as factors."""
+    """An LSTM whose gate matrices (4 hidden x in) are stored as factors."""
 
     kind = nn.LSTM
 
 
 class FactorGRU(_FactorRecurrent, nn.GRU):
-    """A GRU whose gate matrices (3 hidden x in) are kept as factors."""
+    """A GRU whose gate matrices (3 hidden x in) are stored as factors."""
 
     kind = nn.GRU
 
 
 class FactorRNN(_FactorRecurrent, nn.RNN):
-    """A plain recurrent network whose matrices are kept as factors."""
+    """A plain recurrent network whose matrices are stored as factors."""
 
     kind = nn.RNN
 
@@ -209,10 +209,10 @@ _PROJECTIONS = {
 
 
 class FactorMultiheadAttention(nn.MultiheadAttention):
-    """Attention whose input projections are kept as factors (`in_proj.x1`, ...).
+    """Attention whose input projections are stored as factors (`in_proj.x1`, ...).
 
-    The output projection is an ordinary linear layer inside and is replaced as such. Torch's attention and
-    Transformer layers read the projections as attributes, so they are properties here.
+    The output projection is an ordinary linear layer and is replaced like any other. Torch's attention and Transformer
+    layers read the projections as attributes, so they are properties here.
     """
 
     def __init__(self, plain: nn.MultiheadAttention, make: MakeWeight) -> None:
@@ -225,7 +225,7 @@ class FactorMultiheadAttention(nn.MultiheadAttention):
                 self._modules[module] = weight
 
     def factored(self) -> dict[str, FactorWeight]:
-        """The projections that are kept as factors, by torch's name for them."""
+        """Return the projections that are stored as factors, by torch's names."""
         held = {name: self._modules.get(module) for name, module in _PROJECTIONS.items()}
         return {name: module for name, module in held.items() if isinstance(module, FactorWeight)}
 
@@ -255,7 +255,7 @@ PlainLayer = TypeVar("PlainLayer", bound=nn.Linear | nn.Conv1d | nn.Conv2d)
 
 
 def _filled(layer: PlainLayer, factored: FactorLinear | FactorConv) -> PlainLayer:
-    """Put the composed weight and the bias into a layer made on the meta device."""
+    """Put the composed weight and the bias into a layer on the meta device."""
     layer.weight = composed_parameter(factored)
     layer._parameters["bias"] = factored.bias
     _take_over_hooks(layer, factored)
@@ -263,13 +263,13 @@ def _filled(layer: PlainLayer, factored: FactorLinear | FactorConv) -> PlainLaye
 
 
 def composed_parameter(factored: FactorWeight) -> nn.Parameter:
-    """Return the composed weight as a parameter of its own; frozen if all its factors are."""
+    """Return the composed weight as a new parameter; it is frozen if all its factors are."""
     trains = any(factor.requires_grad for factor in factored.factors.values())
     return nn.Parameter(factored.weight.detach().contiguous(), requires_grad=trains)
 
 
 def _take_over_hooks(new: nn.Module, old: nn.Module) -> None:
-    """Give `new` the hooks and the mode of `old`."""
+    """Copy hooks and training mode from `old` to `new`."""
     for key, value in old.__dict__.items():
         if key.endswith("_hooks") or "_hooks_" in key:
             new.__dict__[key] = value.copy()
@@ -277,18 +277,18 @@ def _take_over_hooks(new: nn.Module, old: nn.Module) -> None:
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Give `new` all settings, parameters and sub-modules of `old`, without sharing the dictionaries that hold them."""
+    """Copy settings, parameters and sub-modules from `old` to `new`; the dictionaries that hold them are not shared."""
     for key, value in old.__dict__.items():
         new.__dict__[key] = value.copy() if isinstance(value, (dict, list)) else value
 
 
 def factor_weights(model: nn.Module) -> dict[str, FactorWeight]:
-    """Return every factorised weight of a model by the name of the module that holds it."""
+    """Return the factorised weights of a model, by the names of their modules."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FactorWeight)}
 
 
 def dense_names(model: nn.Module) -> dict[str, str]:
-    """Return, by the name of each factorised weight, the name that its dense weight has in the plain model."""
+    """Return the name that each factorised weight has in the plain model, by the name of its module."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, (FactorLinear, FactorConv)):
@@ -302,9 +302,9 @@ def dense_names(model: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def composed_once(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Compose every weight once for the whole block, and give the composed weights by module name.
+    """Compose each weight once for the whole block, and yield the composed weights by module name.
 
-    Layers that are called many times in one step compose once, and gradients of the composed weights can be asked for.
+    It saves time for layers that are called often in one step, and gives access to gradients of composed weights.
     """
     layers = factor_weights(model)
     before = {name: layer._held for name, layer in layers.items()}

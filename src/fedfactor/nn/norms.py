@@ -1,4 +1,4 @@
-"""Batch norms without running statistics, and how they get fixed ones afterwards (HeteroFL's static batch norm)."""
+"""Batch norms without running statistics, and with statistics that are fixed later (HeteroFL's static batch norm)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def without_statistics(model: nn.Module) -> nn.Module:
-    """Make the batch norms of a model use each batch's own statistics and keep none; changes and returns the model."""
+    """Make the batch norms of a model use the statistics of each batch and store none; change and return the model."""
     for norm in batch_norms(model).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
@@ -26,7 +26,7 @@ def without_statistics(model: nn.Module) -> nn.Module:
 
 
 def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Module:
-    """Give batch norms fixed statistics: a (2, channels) tensor of means and variances each; changes the model."""
+    """Give batch norms fixed means and variances, a (2, channels) tensor each; change and return the model."""
     for name, norm in batch_norms(model).items():
         if name in statistics:
             mean, variance = statistics[name].to(norm.weight) if norm.weight is not None else statistics[name]
@@ -38,9 +38,10 @@ def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Mo
 
 @contextmanager
 def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]:
-    """Watch what enters the batch norms for the length of a block; gives what returns the statistics seen so far.
+    """Record the inputs of the batch norms during a block, and yield a function that returns their statistics so far.
 
-    They are what `with_statistics` takes: means over the batches, by their sizes, of each batch's mean and variance.
+    The statistics have the form that `with_statistics` takes: means over the batches, weighted by size, of mean and
+    variance of each batch.
     """
     gathered: dict[str, list[tuple[int, Tensor]]] = {}
 
@@ -52,7 +53,7 @@ def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]
         return hook
 
     def found() -> dict[str, Tensor]:
-        # What a norm sees along its first axis need not be the batch: sequences may be folded into it.
+        # The first axis of a norm's input is not always the batch: it may contain the positions of sequences.
         return {
             name: torch.stack([count * pair for count, pair in seen]).sum(0) / sum(count for count, _ in seen)
             for name, seen in gathered.items()
@@ -68,7 +69,7 @@ def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]
 
 @contextmanager
 def scaled_norm_inputs(model: nn.Module, factor: float) -> Iterator[None]:
-    """Multiply what goes into every norm, for the length of a block (HeteroFL's Scaler)."""
+    """Multiply the inputs of all norms by a factor during a block (HeteroFL's Scaler)."""
 
     def scale(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0] * factor, *inputs[1:])
@@ -82,16 +83,16 @@ def scaled_norm_inputs(model: nn.Module, factor: float) -> Iterator[None]:
 
 
 def axis_blocks(model: nn.Module) -> dict[str, int]:
-    """Return, by tensor name, into how many equal parts the first axis falls: gates of recurrent layers, q, k and v.
+    """Return, by tensor name, the number of equal parts of the first axis: gates of recurrent layers, or q, k and v.
 
-    0 marks tensors of layers that cannot be cut to a width: two directions lie side by side in what follows them.
+    0 means that the layer cannot be reduced in width: after a bidirectional layer, both directions are concatenated.
     """
     gates = {nn.LSTM: 4, nn.GRU: 3, nn.LSTMCell: 4, nn.GRUCell: 3}
     found: dict[str, int] = {}
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         parts = next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
-        # Of a weight kept as factors, these have its outputs along their first axis.
+        # These factors have the outputs of the weight along their first axis.
         fused = [key for key, _ in module.named_parameters() if "." not in key or key.endswith((".u", ".w", ".g"))]
         if getattr(module, "bidirectional", False):
             found.update({prefix + key: 0 for key in fused})

@@ -1,4 +1,4 @@
-"""The tensors of a model, each once: what a client holds, sends and keeps."""
+"""The tensors of a model, each once: reading them, and filling them in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name; a tensor known under two names (tied weights) under its first only."""
+    """Return parameters and buffers by name. A tensor with two names (tied weights) appears only under its first."""
     seen: set[int] = set()
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -19,11 +19,11 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors into a model; they must be exactly its own."""
+    """Copy tensors into a model. Raise ValueError if names or shapes are not those of the model."""
     own = tensors_of(model)
     if own.keys() != tensors.keys():
         missing, foreign = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-        raise ValueError(f"the model lacks values for {missing[:3]} and has no place for {foreign[:3]}")
+        raise ValueError(f"values for {missing[:3]} are missing, and the model has no tensors {foreign[:3]}")
     for name, tensor in own.items():
         if tensor.shape != tensors[name].shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, the values given are {list(tensors[name].shape)}")
@@ -32,7 +32,7 @@ def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def answers_with(model: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Return what a model would answer with other tensors in it: in evaluation mode, and itself left as it is."""
+    """Return the output of a model with other tensors, in evaluation mode. The model itself does not change."""
     own, training = tensors_of(model), model.training
     model.eval()
     try:

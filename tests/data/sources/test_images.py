@@ -46,10 +46,10 @@ def test_mnist_damages_are_named(tmp_path: Path) -> None:
     images, labels = place / "train-images-idx3-ubyte.gz", place / "train-labels-idx1-ubyte.gz"
     whole, whole_labels = images.read_bytes(), labels.read_bytes()
     images.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is damaged: expected a whole gzip file"):
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is damaged: expected a complete gzip file"):
         load("mnist", tmp_path)
     images.write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is damaged: expected a whole gzip file"):
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is damaged: expected a complete gzip file"):
         load("mnist", tmp_path)
     images.write_bytes(gzip.compress(gzip.decompress(whole)[:-1]))
     with pytest.raises(ValueError, match=r"train-images.*expected 15,696 bytes for 20 x 28 x 28, got 15,695"):
@@ -131,7 +131,7 @@ def test_cifar_damages_are_named(tmp_path: Path) -> None:
         load("cifar10", tmp_path)
     path.write_bytes(whole)
     (path.parent / "batches.meta.txt").unlink()
-    with pytest.raises(ValueError, match=r"is not whole: expected the names of the classes in batches\.meta\.txt"):
+    with pytest.raises(ValueError, match=r"is incomplete: expected the names of the classes in batches\.meta\.txt"):
         load("cifar10", tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_any_folder_of_images(tmp_path: Path) -> None:
 def test_folder_mistakes(tmp_path: Path) -> None:
     for name, side in (("a/1.png", 6), ("b/1.png", 6), ("b/2.png", 7)):
         make.image(tmp_path / "odd" / name, make.pixels(3, side, side))
-    with pytest.raises(ValueError, match=r"2\.png is 7 x 7, expected 6 x 6 like the others; give a size"):
+    with pytest.raises(ValueError, match=r"2\.png is 7 x 7, expected 6 x 6 like the others; set size to resize"):
         load("folder", tmp_path, path="odd")
     broken = tmp_path / "odd" / "b" / "2.png"
     broken.write_bytes((tmp_path / "odd" / "b" / "1.png").read_bytes()[:60])

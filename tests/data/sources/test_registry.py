@@ -57,12 +57,12 @@ def test_mistakes_name_what_there_is(tmp_path: Path) -> None:
     [
         ("digits", {"test_share": 1.0}, "test_share must lie between 0 and 1, got 1"),
         ("digits", {"test_share": -0.5}, "test_share must lie between 0 and 1, got -0.5"),
-        ("digits", {"norm": "cifar10"}, "the normalisation 'cifar10' is for 3 channels, the images have 1"),
+        ("digits", {"norm": "cifar10"}, "the normalisation 'cifar10' has 3 channels, the images have 1"),
         ("imdb", {"length": 0}, "length must be a whole number, at least 1, got 0"),
         ("ag_news", {"vocabulary": -1}, "vocabulary must be a whole number, at least 1, got -1"),
         ("shakespeare", {"roles": -1}, "roles must be a whole number, at least 0, got -1"),
         ("folder", {"path": ".", "size": -3}, "size must be a whole number, at least 0, got -3"),
-        ("folder", {"path": "."}, "folder has no training examples: its files in .* are empty, or of another layout"),
+        ("folder", {"path": "."}, "folder has no training examples: its files in .* are empty, or have another layout"),
     ],
 )
 def test_options_out_of_range(name: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_text_is_not_augmented(tmp_path: Path) -> None:
     place.mkdir()
     for part in ("train", "test"):
         (place / f"{part}.csv").write_text('"1","a","b"\n')
-    with pytest.raises(ValueError, match="ag_news has no images of bytes"):
+    with pytest.raises(ValueError, match="ag_news has no images of uint8"):
         load("ag_news", tmp_path, crop=4)
 
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.
     assert list((tmp_path / "cache" / "fedfactor" / "data" / ".fedfactor").glob("cifar10-*"))
     (tmp_path / "other").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    with pytest.raises(OSError, match="no place to keep the arrays of cifar10"):
+    with pytest.raises(OSError, match="the arrays of cifar10 cannot be written"):
         load("cifar10", tmp_path / "data")
 
 
@@ -262,9 +262,9 @@ def test_huggingface_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(data.test[0], [[2, 1, 0]])
     assert data.test_ids is not None and data.test_ids.tolist() == [1]
     assert data.owners == ("ann", "bob")
-    with pytest.raises(MissingData, match=r"hub .* not loaded: couldn't reach the hub; fetch it once"):
+    with pytest.raises(MissingData, match=r"not be loaded .* hub .*: couldn't reach the hub; download it once"):
         load("huggingface:owner/other", tmp_path)
-    with pytest.raises(ValueError, match="which column are the inputs\\? Give inputs = one of text, label, who"):
+    with pytest.raises(ValueError, match="the column of the inputs is unknown; set it to one of text, label, who"):
         load("huggingface:owner/set", tmp_path, inputs="txt")
 
 
@@ -325,7 +325,7 @@ def test_data_of_a_function(tmp_path: Path) -> None:
     [
         ("table", {}, "table needs rows, which has no default"),
         ("table", {"rows": 30, "wid": 3}, "has no option 'wid'; did you mean 'wide'"),
-        ("table", {"rows": 30, "crop": 4}, "table has no images of bytes: it cannot be normalised"),
+        ("table", {"rows": 30, "crop": 4}, "table has no images of uint8: it cannot be normalised"),
         ("a_word", {}, r"should return a fedfactor\.data\.Dataset, got a str"),
         ("nothing", {}, "cannot be imported as package.module:name: .*has no attribute 'nothing'.*there are ag_news"),
     ],
@@ -344,8 +344,8 @@ def test_a_module_that_is_not_there_may_be_a_slip(tmp_path: Path) -> None:
     ("inputs", "targets", "message"),
     [
         (np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64), r"N x C x H x W.*got uint8 of shape \(3, 8, 8\)"),
-        (np.zeros((3, 8)), np.zeros(3), "the targets of int64"),
-        ([[0.0]] * 3, np.zeros(3, np.int64), "are numpy arrays"),
+        (np.zeros((3, 8)), np.zeros(3), "numpy arrays, targets int64"),
+        ([[0.0]] * 3, np.zeros(3, np.int64), "must be numpy arrays"),
     ],
 )
 def test_arrays_that_no_network_reads(inputs: Any, targets: Any, message: str) -> None:

@@ -45,7 +45,7 @@ def test_imdb_pooled(tmp_path: Path) -> None:
     assert len(data.test[1]) == 2
     again = load("imdb", tmp_path, pool=True, pool_train=5, pool_seed=1)
     assert not np.array_equal(np.asarray(again.train[0]), np.asarray(data.train[0]))
-    with pytest.raises(ValueError, match="between 0 and the 7 reviews there are, got 37,500"):
+    with pytest.raises(ValueError, match="between 0 and the number of reviews, 7, got 37,500"):
         load("imdb", tmp_path, pool=True)
 
 
@@ -102,7 +102,7 @@ def test_shakespeare_windows(tmp_path: Path) -> None:
     assert data.kind == "language"
     assert data.train[0].dtype == np.uint8
     assert len(load("shakespeare", tmp_path, roles=1).owners) == 1
-    with pytest.raises(ValueError, match="only 2 roles have at least 2 windows, 3 were asked for"):
+    with pytest.raises(ValueError, match="only 2 roles have at least 2 windows, but roles is 3"):
         load("shakespeare", tmp_path, roles=3)
 
 

@@ -1,4 +1,4 @@
-"""Data sets read from the files their authors distribute; nothing is ever unpickled."""
+"""Data sets, read from the files that their authors distribute; nothing is ever unpickled."""
 
 from fedfactor.data.sources import cifar, demo, folders, huggingface, leaf, mnist, text
 from fedfactor.data.sources.registry import MissingData, Source, data_folder, info, load, names

@@ -1,7 +1,7 @@
-"""Arrays are made from a data set's files once, and memory-mapped from then on, so that processes share pages.
+"""A cache of arrays: they are made from the files of a data set once and then memory-mapped, so processes share pages.
 
-The cache lies in the data folder, under a name that changes with the files and the options it was made from. It is
-written under another name and then renamed: there is a whole one or none.
+The cache is in the data folder, under a name that depends on the files and the options it was made from. It is written
+under a temporary name and then renamed, so that an incomplete cache is never read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fedfactor.data.sources.registry import user_folder
 
 FOLDER = ".fedfactor"
 VERSION = 1
-"""Raised whenever a loader makes other arrays of the same files."""
+"""To be increased whenever a loader makes other arrays of the same files."""
 STALE_SECONDS = 86_400
 
 
 @dataclass
 class Draft:
-    """A cache being written: arrays straight into their files, and facts that JSON can hold."""
+    """A cache that is being written: arrays, each in its file, and facts as JSON."""
 
     folder: Path
     facts: dict[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Draft:
         np.save(self.folder / f"{name}.npy", np.ascontiguousarray(array), allow_pickle=False)
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        """Return an array on disk to fill: data sets may be larger than memory."""
+        """Return an array on disk to be filled, since data sets may be larger than memory."""
         if 0 in shape:
             self.put(name, np.empty(shape, dtype))
             return np.empty(shape, dtype)
@@ -50,7 +50,7 @@ class Draft:
 def cached(
     root: Path, name: str, made_from: Iterable[Path], options: Any, build: Callable[[Draft], None]
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the arrays and facts that `build` makes, from the cache if it has made them of these files before."""
+    """Return the arrays and facts that `build` makes, or has made before from the same files and options."""
     key = f"{name}-{_stamp(made_from, options)}"
     homes = [root / FOLDER, user_folder() / FOLDER]
     for home in homes:
@@ -60,7 +60,7 @@ def cached(
     for home in homes:
         draft = Draft(home / f"new-{name}-{secrets.token_hex(8)}")
         try:
-            # Not by tempfile: whoever may read the data may read this.
+            # Not tempfile: whoever can read the data should be able to read the cache.
             draft.folder.mkdir(parents=True)
         except OSError as error:
             last = error
@@ -69,18 +69,18 @@ def cached(
         if (found := _write(draft, home / key, build)) is not None:
             return found
     reason = f" ({last})" if last else ""
-    raise OSError(f"no place to keep the arrays of {name}: tried {homes[0]} and {homes[1]}{reason}")
+    raise OSError(f"the arrays of {name} cannot be written: tried {homes[0]} and {homes[1]}{reason}")
 
 
 def _write(
     draft: Draft, target: Path, build: Callable[[Draft], None]
 ) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Build a cache and give it its name; `None` if something is in the way that can be neither read nor removed."""
+    """Build a cache and give it its name; `None` if something of that name can be neither read nor removed."""
     try:
         build(draft)
         (draft.folder / "facts.json").write_text(json.dumps(draft.facts))
         if _read(target) is None:
-            # What cannot be read is in the way of what can; another process may have written it meanwhile.
+            # Remove what cannot be read. Another process may have written the same cache meanwhile.
             shutil.rmtree(target, ignore_errors=True)
             with contextlib.suppress(OSError):
                 draft.folder.rename(target)
@@ -90,7 +90,7 @@ def _write(
 
 
 def _read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
-    """Map the arrays of a cache; `None` if there is none, or what is there is not whole."""
+    """Map the arrays of a cache; `None` if there is none, or if it is incomplete."""
     try:
         facts = json.loads((folder / "facts.json").read_text())
         return {path.stem: _map(path) for path in sorted(folder.glob("*.npy"))}, facts
@@ -99,13 +99,13 @@ def _read(folder: Path) -> tuple[dict[str, Array], dict[str, Any]] | None:
 
 
 def _map(path: Path) -> Array:
-    # Copy on write: torch wants arrays it could write to, and the file must not change if it does.
+    # Copy on write: torch needs writable arrays, and writing must not change the file.
     mapped: Array = np.load(path, mmap_mode="c", allow_pickle=False)
     return mapped
 
 
 def _stamp(made_from: Iterable[Path], options: Any) -> str:
-    """Name files by path, size and time: reading them all again would be as slow as no cache."""
+    """Hash paths, sizes and times of files: reading all their bytes would be as slow as no cache."""
     parts: list[Any] = [VERSION, options]
     for path in made_from:
         status = path.stat()
@@ -114,9 +114,9 @@ def _stamp(made_from: Iterable[Path], options: Any) -> str:
 
 
 def _sweep(home: Path) -> None:
-    """Remove what killed processes left half written."""
+    """Remove incomplete caches that killed processes have left."""
     for left in home.glob("new-*"):
-        # Another process may be sweeping too.
+        # Another process may be doing the same.
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary version: the other one is made of pickles, which could run anything."""
+"""CIFAR-10 and CIFAR-100 in their binary version; the Python version consists of pickles, which can run any code."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ FETCH = "mkdir -p {data} && curl -L https://www.cs.toronto.edu/~kriz/cifar-NUMBE
 
 @register("data", "cifar10", fetch=FETCH.replace("NUMBER", "10"))
 def cifar10(folder: Path) -> Dataset:
-    """CIFAR-10: 32 x 32 colour pictures of 10 classes, 50,000 and 10,000."""
+    """CIFAR-10: 32 x 32 colour images of 10 classes, 50,000 for training and 10,000 for testing."""
     return _binary("cifar10", folder, "cifar-10-batches-bin", "data_batch_*.bin", "test_batch.bin", "batches.meta.txt")
 
 
 @register("data", "cifar100", fetch=FETCH.replace("NUMBER", "100"))
 def cifar100(folder: Path) -> Dataset:
-    """CIFAR-100: 32 x 32 colour pictures of 100 classes, 50,000 and 10,000."""
+    """CIFAR-100: 32 x 32 colour images of 100 classes, 50,000 for training and 10,000 for testing."""
     return _binary("cifar100", folder, "cifar-100-binary", "train.bin", "test.bin", "fine_label_names.txt")
 
 
 def _binary(name: str, folder: Path, inside: str, train: str, test: str, names: str) -> Dataset:
-    """Read rows of label bytes (the last of them counts) and red, green and blue planes."""
+    """Read rows of label bytes (the last one is the class) and red, green and blue planes."""
     places = [folder / inside, folder / name / inside]
     place = first(places)
     files = {} if place is None else {"train": sorted(place.glob(train)), "test": sorted(place.glob(test))}
     if place is None or not all(files.values()):
         raise missing(name, folder, [root / file for root in places for file in (train, test)])
     if not (place / names).exists():
-        raise ValueError(f"{place} is not whole: expected the names of the classes in {names}")
+        raise ValueError(f"{place} is incomplete: expected the names of the classes in {names}")
     classes = tuple(read_lines(place / names))
     label_bytes = 2 if name == "cifar100" else 1
 

@@ -14,7 +14,7 @@ from fedfactor.rng import numpy_rng
 
 @register("data", "digits")
 def digits(folder: Path, test_share: float = 0.2, split_seed: int = 0) -> Dataset:
-    """The 8 x 8 digits that come with scikit-learn: 1,797, of which a share becomes the test set."""
+    """The 1,797 images of 8 x 8 digits that come with scikit-learn; a share of them is the test set."""
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must lie between 0 and 1, got {test_share:g}")
     images, labels = optional("sklearn.datasets", "demo", "the digits data set").load_digits(return_X_y=True)

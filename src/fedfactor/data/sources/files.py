@@ -1,9 +1,10 @@
-"""Finding and reading files of others: whatever is wrong with one becomes a sentence that names it."""
+"""Finding and reading files of data sets. Errors name the file, what was expected and what was found."""
 
 from __future__ import annotations
 
 import gzip
 import importlib
+import math
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,14 +21,14 @@ def first(places: Iterable[Path]) -> Path | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a whole file, unpacked if its name ends in .gz."""
+    """Read a file, decompressed if its name ends in .gz."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
                 return file.read()
         return path.read_bytes()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged: expected a whole gzip file, but {error}") from error
+        raise ValueError(f"{path} is damaged: expected a complete gzip file, but {error}") from error
 
 
 def read_text(path: Path) -> str:
@@ -39,23 +40,23 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a text file that are not empty."""
+    """Read the non-empty lines of a text file."""
     return [line.strip() for line in read_text(path).splitlines() if line.strip()]
 
 
 def read_idx(path: Path, dimensions: int, dtype: str = "u1") -> Array:
-    """Read an idx file: two zero bytes, a type, the number of dimensions, their sizes, the values; big-endian."""
+    """Read an idx file (big-endian): two zero bytes, a type, the number of dimensions, their sizes, the values."""
     code = {"u1": 0x08, ">i4": 0x0C}[dtype]
     data = read_bytes(path)
     head = 4 + 4 * dimensions
     if len(data) < head or data[:4] != bytes([0, 0, code, dimensions]):
         raise ValueError(
-            f"{path} is no idx file of {dimensions} dimensions: expected it to begin with "
+            f"{path} is not an idx file of {dimensions} dimensions: expected it to begin with "
             f"{bytes([0, 0, code, dimensions]).hex(' ')}, got {data[:4].hex(' ') or 'nothing'}"
         )
     shape = tuple(int(size) for size in np.frombuffer(data, ">u4", dimensions, 4))
-    # Python's own integers: sizes of a damaged header must not overflow.
-    expected = head + np.dtype(dtype).itemsize * _product(shape)
+    # Python's own integers: sizes in a damaged header must not overflow.
+    expected = head + np.dtype(dtype).itemsize * math.prod(shape)
     if len(data) != expected:
         raise ValueError(
             f"{path} is damaged: expected {expected:,} bytes for {' x '.join(map(str, shape))}, got {len(data):,}"
@@ -63,21 +64,14 @@ def read_idx(path: Path, dimensions: int, dtype: str = "u1") -> Array:
     return np.frombuffer(data, dtype, offset=head).reshape(shape)
 
 
-def _product(sizes: Iterable[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
 def check_labels(path: Path, labels: Array, classes: int) -> None:
-    """Raise unless all labels of a file are of the classes there are."""
+    """Raise ValueError if a label of a file is not one of the classes."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"{path} is damaged: expected labels of 0 to {classes - 1}, got {labels.min()}–{labels.max()}")
 
 
 def optional(module: str, extra: str, purpose: str) -> Any:
-    """Import a package that only some data sets need."""
+    """Import an optional package. Raise ImportError that says what to install if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Folders of images, one sub-folder a class: any one, Tiny-ImageNet, CINIC-10."""
+"""Folders of images with one sub-folder per class: your own, Tiny-ImageNet, CINIC-10."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Listed = list[tuple[Path, int]]
 
 @register("data", "folder")
 def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Dataset:
-    """Any folder of images: train/ and test/ (or val/, valid/) with a sub-folder a class, or the sub-folders alone.
+    """Any folder of images: train/ and test/ (or val/, valid/) with one sub-folder per class, or only the sub-folders.
 
-    `path` is the folder, relative to the data folder; `size` resizes all images to a square of that side.
+    `path` is the folder, relative to the data folder. `size` resizes all images to squares of that side.
     """
     if channels not in (1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")
@@ -39,7 +39,7 @@ def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Da
     test = None if train == place else first([place / "test", place / "val", place / "valid"])
     classes = _class_folders(train)
     if not classes:
-        raise ValueError(f"{train} has no images: expected a sub-folder of images for every class")
+        raise ValueError(f"{train} has no images: expected one sub-folder of images per class")
     files = {"train": _listed(train, classes), "test": _listed(test, classes) if test else []}
     return _dataset("folder", folder, files, classes, size=size, channels=channels, label=place.name)
 
@@ -51,7 +51,7 @@ def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Da
     "unzip -q tiny-imagenet-200.zip",
 )
 def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
-    """Tiny-ImageNet: 64 x 64 colour pictures of 200 classes, 100,000 and the 10,000 of its validation set."""
+    """Tiny-ImageNet: 64 x 64 colour images of 200 classes, 100,000 for training and 10,000 (validation) for testing."""
     places = [folder / "tiny-imagenet-200", folder / "tiny-imagenet"]
     place = first(places)
     if place is None:
@@ -59,7 +59,7 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
     notes = place / "val" / "val_annotations.txt"
     for path in (place / "wnids.txt", place / "train", notes):
         if not path.exists():
-            raise ValueError(f"{place} is not whole: expected {path.relative_to(place)}")
+            raise ValueError(f"{place} is incomplete: expected {path.relative_to(place)}")
     classes = sorted(name for name in read_lines(place / "wnids.txt") if (place / "train" / name).is_dir())
     train = [
         (path, label)
@@ -87,7 +87,7 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
     "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz | tar -xz -C {data}/CINIC-10",
 )
 def cinic10(folder: Path, with_valid: bool = False) -> Dataset:
-    """CINIC-10: 32 x 32 colour pictures of 10 classes, 90,000 each in train, valid and test.
+    """CINIC-10: 32 x 32 colour images of 10 classes, 90,000 each in train, valid and test.
 
     `with_valid` adds its validation set to the training set.
     """
@@ -98,7 +98,7 @@ def cinic10(folder: Path, with_valid: bool = False) -> Dataset:
     parts = ("train", "valid", "test") if with_valid else ("train", "test")
     for part in parts:
         if not (place / part).is_dir():
-            raise ValueError(f"{place} is not whole: expected a folder {part}")
+            raise ValueError(f"{place} is incomplete: expected a folder {part}")
     classes = _class_folders(place / "train")
     train = [entry for part in parts[:-1] for entry in _listed(place / part, classes)]
     files = {"train": train, "test": _listed(place / "test", classes)}
@@ -118,7 +118,7 @@ def _dataset(
     label: str = "",
     also: Sequence[Path] = (),
 ) -> Dataset:
-    """Decode all files into arrays on disk, once."""
+    """Return the data set, after decoding all files into cached arrays."""
     check_number("size", size, 0, whole=True)
 
     def build(draft: Draft) -> None:
@@ -131,7 +131,7 @@ def _dataset(
                 array[row] = _decode(path, side, channels, resize=bool(size))
             draft.put(f"{part}_y", np.array([label for _, label in listed], np.int64))
 
-    # A folder's time changes when a file is added or removed: enough, and far faster than asking every file.
+    # The time of a folder changes when a file is added or removed. Reading the time of each file would be far slower.
     inside = sorted({path.parent for listed in files.values() for path, _ in listed})
     options = {"size": size, "channels": channels, "counts": [len(listed) for listed in files.values()]}
     arrays, _ = cached(root, f"{name}-{label}" if label else name, [*inside, *also], options, build)
@@ -140,7 +140,7 @@ def _dataset(
 
 
 def _decode(path: Path, side: tuple[int, int] | None, channels: int, *, resize: bool = False) -> Array:
-    """Decode an image to bytes, channels first."""
+    """Decode an image to uint8, channels first."""
     pillow: Any = optional("PIL.Image", "images", f"reading images such as {path.name}")
     try:
         with pillow.open(path) as image:
@@ -154,7 +154,7 @@ def _decode(path: Path, side: tuple[int, int] | None, channels: int, *, resize: 
         raise ValueError(f"{path} is damaged: expected an image, but {error}") from error
     if side is not None and pixels.shape[:2] != side:
         found = " x ".join(map(str, pixels.shape[:2]))
-        raise ValueError(f"{path} is {found}, expected {side[0]} x {side[1]} like the others; give a size to resize to")
+        raise ValueError(f"{path} is {found}, expected {side[0]} x {side[1]} like the others; set size to resize all")
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
@@ -170,13 +170,13 @@ def _listed(place: Path, classes: list[str]) -> Listed:
 
 
 def _images(*places: Path) -> list[Path]:
-    """List the images of the first of the folders that exists."""
+    """Return the images in the first folder that exists."""
     place = first(places)
     return sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES) if place is not None else []
 
 
 def _words(place: Path, classes: list[str]) -> list[str]:
-    """Look up the classes' names in words.txt, where it is there."""
+    """Return the names of the classes from words.txt, if that file exists."""
     path = place / "words.txt"
     words = dict(line.split("\t", 1) for line in read_lines(path) if "\t" in line) if path.exists() else {}
     return [words.get(name, name).partition(",")[0] for name in classes]

@@ -1,4 +1,4 @@
-"""Any data set of the Hugging Face hub by its name, where there is a network and the package `datasets`."""
+"""Data sets of the Hugging Face hub by name; needs a network and the package `datasets`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def huggingface(
 ) -> Dataset:
     """Any data set of images or texts with classes on the Hugging Face hub: huggingface:NAME.
 
-    `train` and `test` are names of splits (`test = ""`: none); columns are found by their types unless `inputs` and
-    `target` name them; `natural` is the column of the natural owner; `size` resizes images to a square.
+    `train` and `test` are names of splits (`test = ""`: no test set). `inputs` and `target` are columns, by default
+    found by their types; `natural` is the column of the natural owner. `size` resizes images to squares of that side.
     """
 
     def build(draft: Draft) -> None:
-        # Only here: arrays made once need neither the package nor a network.
+        # Imported only here: cached arrays need neither the package nor a network.
         hub = optional("datasets", "huggingface", f"the data set huggingface:{name}")
         splits = {
             part: _split(hub, name, config, revision, split) for part, split in (("train", train), ("test", test))
@@ -79,17 +79,16 @@ def _split(hub: Any, name: str, config: str, revision: str, split: str) -> Any:
         return None
     try:
         return hub.load_dataset(name, config or None, split=split, revision=revision)
-    except Exception as error:  # many kinds: no network, no such name, no such split, a gated repository
+    except Exception as error:  # no network, no such name, no such split, a gated repository, ...
         reason = " ".join(str(error).split())
         raise MissingData(
-            f"huggingface:{name} ({split}) was looked for on the Hugging Face hub and its local cache and not "
-            f"loaded: {reason or type(error).__name__}; fetch it once with a network by `hf download --repo-type "
-            f"dataset {name}`"
+            f"huggingface:{name} ({split}) could not be loaded from the Hugging Face hub or its local cache: "
+            f"{reason or type(error).__name__}; download it once with `hf download --repo-type dataset {name}`"
         ) from error
 
 
 def _columns(name: str, rows: Any, inputs: str, target: str) -> tuple[str, str]:
-    """Find the columns of inputs and classes."""
+    """Return the columns of inputs and classes. Raise ValueError if they are neither given nor found."""
     features = rows.features
     kind = {column: type(feature).__name__ for column, feature in features.items()}
     found = (
@@ -99,7 +98,7 @@ def _columns(name: str, rows: Any, inputs: str, target: str) -> tuple[str, str]:
     for column, option in ((found, "inputs"), (labels, "target")):
         if column is None or column not in features:
             raise ValueError(
-                f"huggingface:{name}: which column are the {option}? Give {option} = one of {', '.join(features)}"
+                f"huggingface:{name}: the column of the {option} is unknown; set it to one of {', '.join(features)}"
             )
     return str(found), str(labels)
 
@@ -133,7 +132,7 @@ def _put_images(draft: Draft, name: str, splits: dict[str, Any], column: str, si
 
 
 def _pixels(image: Any, size: int, channels: int | None) -> Array:
-    """Turn a Pillow image into bytes, channels first; all have as many channels as the first one."""
+    """Convert a Pillow image to uint8, channels first; all images get the number of channels of the first."""
     grey = image.mode in ("1", "L", "I;16", "LA") if channels is None else channels == 1
     picture = image.convert("L" if grey else "RGB")
     if size:

@@ -1,4 +1,4 @@
-"""LEAF's natural federations: Shakespeare by role, FEMNIST by writer."""
+"""LEAF's data sets with natural clients: Shakespeare by role, FEMNIST by writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF's Shakespeare; a character's id is its place here."""
+"""The 80 characters of LEAF's Shakespeare; the id of a character is its position here."""
 WINDOW = 80
 FEMNIST_CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 SIDE = 28
@@ -29,10 +29,10 @@ SPACES = re.compile("   *")
 
 @register("data", "shakespeare", fetch=CLONE + "shakespeare && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8")
 def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: int = 0) -> Dataset:
-    """Shakespeare by role: the character that follows 80 others; 1,129 roles, four million windows, no test set.
+    """Shakespeare by role: predict the character after 80 others. 1,129 roles, four million windows, no test set.
 
-    As in LEAF a role's lines are joined by spaces. `roles` takes so many at random, of those with at least
-    `min_examples` windows.
+    As in LEAF, the lines of a role are joined by spaces. `roles` chooses this many roles at random, among those with at
+    least `min_examples` windows.
     """
     for option, value in (("roles", roles), ("min_examples", min_examples)):
         check_number(option, value, 0, whole=True)
@@ -43,7 +43,7 @@ def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: 
         raise missing("shakespeare", folder, [root / "by_play_and_character" for root in (roots[0], roots[3], folder)])
     paths = sorted(place.glob("*.txt"))
     if not paths:
-        raise ValueError(f"{place} is empty: expected a .txt file for every role")
+        raise ValueError(f"{place} is empty: expected one .txt file per role")
     plays = place.parent / "users_and_plays.json"
     known = _plays(plays) if plays.exists() else None
 
@@ -56,7 +56,7 @@ def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: 
         draft.facts["roles"] = [path.stem for path in chosen]
 
     arrays, facts = cached(folder, "shakespeare", [*paths, *([plays] if known is not None else [])], {}, build)
-    # Windows overlap, so the text is enough: a row is a view of 80 characters, and no window is stored.
+    # Windows overlap, so only the text is stored: a row is a view of 80 characters.
     inputs = np.lib.stride_tricks.sliding_window_view(arrays["text"][:-1], WINDOW, writeable=True)
     owner, names = _some_roles(arrays["owner"], tuple(facts["roles"]), roles, min_examples, role_seed)
     none = (np.empty((0, WINDOW), np.uint8), np.empty(0, np.int64))
@@ -76,7 +76,7 @@ def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: 
 
 
 def _plays(path: Path) -> dict[str, str]:
-    """Read which play every role is in."""
+    """Read the play of each role."""
     try:
         found = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -87,18 +87,18 @@ def _plays(path: Path) -> dict[str, str]:
 
 
 def _windows(paths: list[Path]) -> tuple[Array, Labels]:
-    """Return all roles' texts as ids, one after the other, and for every place whose window begins there."""
-    # Bytes are enough: letters outside the 80 become spaces.
+    """Return the texts of all roles as ids, one after the other, and the role of the window that begins at each id."""
+    # One byte per character is enough: characters that are not among the 80 become spaces.
     code = np.full(256, LETTERS.index(" "), np.uint8)
     for number, letter in enumerate(LETTERS):
         code[ord(letter)] = number
     texts, owners = [], []
     for role, path in enumerate(paths):
-        # Every line ends in a space, the last one too.
+        # Each line ends in a space, including the last.
         text = SPACES.sub(" ", read_text(path).rstrip("\n").replace("\n", " ") + " ").encode("latin-1", "replace")
         texts.append(text)
         owner = np.full(len(text), role, np.int64)
-        # A window and its target that do not end within the role are nobody's.
+        # A window belongs to no role if it, or its target, extends beyond the text of the role.
         owner[max(len(text) - WINDOW, 0) :] = -1
         owners.append(owner)
     together = code[np.frombuffer(b"".join(texts), np.uint8)]
@@ -110,24 +110,22 @@ def _windows(paths: list[Path]) -> tuple[Array, Labels]:
 def _some_roles(
     owner: Labels, names: tuple[str, ...], roles: int, min_examples: int, seed: int
 ) -> tuple[Labels, tuple[str, ...]]:
-    """Keep the roles that say enough, or some of them; number those anew and mark all other rows as no example."""
+    """Keep the roles with enough windows, or some of them; renumber these and mark all other rows with -1."""
     counts = np.bincount(owner[owner >= 0], minlength=len(names))
     kept = np.flatnonzero(counts >= max(min_examples, 1))
     if roles:
         if roles > len(kept):
-            raise ValueError(
-                f"only {len(kept):,} roles have at least {min_examples:,} windows, {roles:,} were asked for"
-            )
+            raise ValueError(f"only {len(kept):,} roles have at least {min_examples:,} windows, but roles is {roles:,}")
         kept = np.sort(numpy_rng(seed, "roles").choice(kept, roles, replace=False))
     number = np.full(len(names) + 1, -1, np.int64)
     number[kept] = np.arange(len(kept))
-    # Position -1, the last, answers for rows that are no example already.
+    # The id -1 reads the last entry, which is -1.
     return number[owner], tuple(names[role] for role in kept)
 
 
 @register("data", "femnist", fetch=CLONE + "femnist && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample")
 def femnist(folder: Path) -> Dataset:
-    """FEMNIST: 28 x 28 handwritten digits and letters of 62 classes, by writer; LEAF's JSON, split or whole."""
+    """FEMNIST: 28 x 28 handwritten digits and letters, 62 classes, by writer; LEAF's JSON files, split or not."""
     roots = [folder / "femnist" / "data", folder / "femnist", folder / "leaf" / "data" / "femnist" / "data"]
     for root in roots:
         train, test = sorted((root / "train").glob("*.json")), sorted((root / "test").glob("*.json"))
@@ -163,7 +161,7 @@ def femnist(folder: Path) -> Dataset:
 
 
 def _writers_of(path: Path, writers: dict[str, int]) -> tuple[Array, Labels, Labels]:
-    """Read a file of users, each with rows of 784 grey values between 0 and 1, and classes; number new writers."""
+    """Read a file of users, each with rows of 784 grey values from 0 to 1 and classes; give new writers a number."""
     try:
         found: dict[str, Any] = json.loads(read_text(path))
         images, labels, ids = [], [], []
@@ -171,7 +169,7 @@ def _writers_of(path: Path, writers: dict[str, int]) -> tuple[Array, Labels, Lab
             x = np.asarray(found["user_data"][user]["x"], np.float32).reshape(-1, SIDE * SIDE)
             y = np.asarray(found["user_data"][user]["y"], np.int64)
             if len(x) != len(y) or (x.size and not 0 <= float(x.min()) <= float(x.max()) <= 1):
-                raise ValueError(f"user {user} has {len(x)} images of values within 0 to 1 and {len(y)} classes")
+                raise ValueError(f"user {user} has {len(x)} images and {len(y)} classes, or values outside [0, 1]")
             # LEAF divided the bytes of its images by 255.
             images.append(np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE))
             labels.append(y)

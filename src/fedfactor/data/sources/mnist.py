@@ -27,7 +27,7 @@ FETCH = (
     fetch=FETCH.replace("FOLDER", "MNIST").replace("URL", "https://ossci-datasets.s3.amazonaws.com/mnist"),
 )
 def mnist(folder: Path) -> Dataset:
-    """MNIST: 28 x 28 handwritten digits, 60,000 and 10,000."""
+    """MNIST: 28 x 28 handwritten digits, 60,000 for training and 10,000 for testing."""
     return _idx("mnist", folder, [folder / "MNIST" / "raw", folder / "mnist", folder], tuple("0123456789"))
 
 
@@ -40,8 +40,8 @@ def mnist(folder: Path) -> Dataset:
     ),
 )
 def fashion_mnist(folder: Path) -> Dataset:
-    """Fashion-MNIST: 28 x 28 pictures of clothes, 60,000 and 10,000."""
-    # The files have MNIST's names, so the data folder itself is no place to look unless it is all there is.
+    """Fashion-MNIST: 28 x 28 images of clothes, 60,000 for training and 10,000 for testing."""
+    # The files have the same names as MNIST's, so they are searched in the data folder itself only without MNIST.
     places = [folder / "FashionMNIST" / "raw", folder / "fashion-mnist", DEBIAN]
     if not (folder / "MNIST").exists():
         places.append(folder)
@@ -55,7 +55,7 @@ def fashion_mnist(folder: Path) -> Dataset:
     "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-$f-labels.idx2-int.gz; done",
 )
 def mnist_writers(folder: Path) -> Dataset:
-    """MNIST whose natural owners are the writers: 539 in the training set, others in the test set."""
+    """MNIST with its writers as natural owners: 539 in the training set, others in the test set."""
     plain = mnist(folder)
     writers, path = _writers(folder)
     for ids, examples in zip(writers, (plain.train, plain.test), strict=True):
@@ -76,13 +76,13 @@ def mnist_writers(folder: Path) -> Dataset:
 
 
 def _writers(folder: Path) -> tuple[tuple[Labels, Labels], Path]:
-    """Read who wrote every image: from an npz of two arrays, or from QMNIST's labels."""
+    """Read the writer of each image, from an npz file with two arrays or from QMNIST's labels."""
     npz = folder / "mnist_writers.npz"
     if npz.exists():
         try:
             with np.load(npz, allow_pickle=False) as arrays:
                 return (arrays["writer_train"].astype(np.int64), arrays["writer_test"].astype(np.int64)), npz
-        except Exception as error:  # zip, header, pickle and key errors: all mean the same here
+        except Exception as error:  # errors of zip, header, pickle or key
             raise ValueError(f"{npz} is damaged: expected arrays writer_train and writer_test, but {error}") from error
     found: list[Labels] = []
     path = npz
@@ -95,8 +95,8 @@ def _writers(folder: Path) -> tuple[tuple[Labels, Labels], Path]:
         path = there
         table = read_idx(path, 2, ">i4")
         if table.shape[1] < 3:
-            raise ValueError(f"{path} is damaged: expected 8 columns a digit, got {table.shape[1]}")
-        # Third column: the writer. QMNIST's first 10,000 test digits are MNIST's; the rest are not in it.
+            raise ValueError(f"{path} is damaged: expected 8 columns per digit, got {table.shape[1]}")
+        # The third column is the writer. Only the first 10,000 test digits of QMNIST are in MNIST.
         found.append(table[: None if part == "train" else 10_000, 2].astype(np.int64))
     return (found[0], found[1]), path
 
@@ -121,12 +121,12 @@ def _idx(name: str, folder: Path, places: list[Path], classes: tuple[str, ...]) 
 
 
 def pair(arrays: dict[str, Array], part: str) -> tuple[Array, Labels]:
-    """Return inputs and targets of a part of a cache."""
+    """Return inputs and targets of a part (train or test) of cached arrays."""
     return arrays[f"{part}_x"], arrays[f"{part}_y"]
 
 
 def _all_four(place: Path) -> list[Path] | None:
-    """Return the four files of a folder, packed or not, with a dot or a dash before the format."""
+    """Return the four files in a folder, compressed or not, with a dot or a dash before the format; else `None`."""
     found = []
     for name in FILES:
         form = "idx3-ubyte" if name.endswith("images") else "idx1-ubyte"

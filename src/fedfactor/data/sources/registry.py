@@ -21,7 +21,7 @@ from fedfactor.data.transform import NORMS
 VARIABLE = "FEDFACTOR_DATA"
 
 PICTURE: dict[str, Any] = {"norm": "", "crop": 0, "flip": False, "rotate": 0.0}
-"""Options that every data set of images has, and their defaults; an empty norm is the data set's own."""
+"""Options of all data sets of images, with defaults. An empty norm stands for the data set's own."""
 PICTURE_TYPES: dict[str, Any] = {
     "norm": Literal["", *NORMS] | tuple[tuple[float, ...], tuple[float, ...]],
     "crop": int,
@@ -51,7 +51,7 @@ class Source(registry.Entry):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The loader's options and their defaults."""
+        """The options of the loader, with their defaults."""
         return {p.name: None if p.default is p.empty else p.default for p in self._parameters}
 
     @property
@@ -61,11 +61,11 @@ class Source(registry.Entry):
 
     @property
     def takes_any(self) -> bool:
-        """Whether the loader takes options that it does not name."""
+        """Whether the loader has a parameter `**options`."""
         return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(self.loader).parameters.values())
 
     def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
-        """Call the loader; `name` is what the recipe says, with what follows a prefix."""
+        """Call the loader; `name` is the full name, with what follows a prefix."""
         return self.loader(folder, *([self.rest(name)] if self.prefix else []), **options)
 
     def rest(self, name: str) -> str:
@@ -86,10 +86,13 @@ STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass(frozen=True)
 class Own(Source):
-    """A function that returns a `Dataset`: its parameters are the options, but for `folder`, the data folder."""
+    """A function of the user's own, which returns a `Dataset`.
+
+    Its parameters are the options. A parameter called `folder` gets the data folder.
+    """
 
     def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
-        """Call the function and look at what it returns."""
+        """Call the function. Raise ValueError if it does not return a `Dataset`."""
         given = {"folder": folder} if "folder" in inspect.signature(self.loader).parameters else {}
         found = self.loader(**given, **options)
         if not isinstance(found, Dataset):
@@ -103,7 +106,7 @@ class Own(Source):
 
 
 class MissingData(FileNotFoundError):
-    """The files of a data set are not there; the message says where they were looked for and how to get them."""
+    """The files of a data set were not found; the message says where, and how to get them."""
 
 
 def names() -> list[str]:
@@ -126,9 +129,13 @@ def info(name: str) -> Source:
 
 
 def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset:
-    """Read a data set from its files in `data_dir` (else `FEDFACTOR_DATA`, else the user's cache folder).
+    """Read a data set from its files.
 
-    Options are those of the loader, and for images `norm`, `crop`, `flip` and `rotate`: see `Dataset`.
+    Args:
+        name: A registered name, or `package.module:function`.
+        data_dir: The data folder; by default the environment variable `FEDFACTOR_DATA`, or else a folder in the user's
+            cache.
+        options: The options of the loader, and for images `norm`, `crop`, `flip` and `rotate` (see `Dataset`).
     """
     found = info(name)
     legal = {**found.options, **PICTURE}
@@ -142,7 +149,7 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     folder = data_folder(data_dir)
     loaded = dataclasses.replace(found.read(name, folder, options), **picture)
     if not len(loaded.train[1]):
-        raise ValueError(f"{name} has no training examples: its files in {folder} are empty, or of another layout")
+        raise ValueError(f"{name} has no training examples: its files in {folder} are empty, or have another layout")
     return loaded
 
 
@@ -153,22 +160,22 @@ def _check_complete(found: Source, options: dict[str, Any]) -> None:
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path:
-    """Return the folder data sets are looked for in; it need not exist."""
+    """Return the folder that holds the files of data sets; it may not exist."""
     chosen = data_dir or os.environ.get(VARIABLE)
     return Path(chosen).expanduser() if chosen else user_folder()
 
 
 def user_folder() -> Path:
-    """Return the default folder, within the user's cache."""
+    """Return the default folder, in the user's cache."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "fedfactor" / "data"
 
 
 def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
-    """Build the error of a data set whose files are in none of the places looked at."""
+    """Return the error for a data set whose files were found in none of the places."""
     places = " or ".join(str(place) for place in looked)
     fetch = info(name).fetch.format(data=folder)
     how = f"fetch it with `{fetch}`, or " if fetch else ""
     return MissingData(
-        f"{name} was looked for in {places} and not found; {how}name the data folder by --data-dir or {VARIABLE}"
+        f"{name} was looked for in {places} and not found; {how}set the data folder with --data-dir or {VARIABLE}"
     )

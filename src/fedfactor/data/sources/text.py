@@ -1,4 +1,4 @@
-"""Texts to classify: IMDB's reviews and AG News, as padded rows of token ids."""
+"""Text classification: IMDB's reviews and AG News, as padded rows of token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORD = re.compile(r"[a-z0-9']+")
 BREAK = re.compile(r"<[^>]*>")
 
 Texts = tuple[list[list[str]], Labels]
-"""Words of every text, and the texts' classes."""
+"""The words of each text, and the classes of the texts."""
 
 
 @register(
@@ -40,11 +40,12 @@ def imdb(
     pool_train: int = 37_500,
     pool_seed: int = 0,
 ) -> Dataset:
-    """IMDB's film reviews, negative or positive: 25,000 and 25,000, or pooled and split again.
+    """IMDB's film reviews, negative or positive: 25,000 for training and 25,000 for testing, or pooled and split again.
 
-    Ids 1 to `words` are the training set's most frequent words; 0 is any other word, and the padding in front of short
-    reviews. Long ones are cut after `length` words. `pool` puts train and test together and takes `pool_train` of
-    them, half of each class, for training: PriSM's 100 clients of 375 need more than the official 25,000.
+    Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
+    of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
+    `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
+    official 25,000.
     """
     for option, value in (("words", words), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -55,7 +56,7 @@ def imdb(
     kinds = [(part, label, place / part / side) for part in _PARTS for label, side in enumerate(("neg", "pos"))]
     for _, _, path in kinds:
         if not path.is_dir():
-            raise ValueError(f"{place} is not whole: expected a folder {path.relative_to(place)}")
+            raise ValueError(f"{place} is incomplete: expected a folder {path.relative_to(place)}")
 
     def build(draft: Draft) -> None:
         parts: dict[str, Texts] = {}
@@ -89,9 +90,10 @@ def imdb(
     fetch="mkdir -p {data} && curl -L https://s3.amazonaws.com/fast-ai-nlp/ag_news_csv.tgz | tar -xz -C {data}",
 )
 def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64) -> Dataset:
-    """AG News: titles and first sentences of four kinds of news, 120,000 and 7,600.
+    """AG News: titles and first sentences of four kinds of news, 120,000 for training and 7,600 for testing.
 
-    Id 0 is the padding behind short texts, 1 any unknown word, the rest the training set's most frequent words.
+    Id 0 is the padding after short texts, id 1 any unknown word. The others are the most frequent words of the training
+    set.
     """
     for option, value in (("vocabulary", vocabulary), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -102,7 +104,7 @@ def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64) -> Dataset
     paths = {part: place / f"{part}.csv" for part in _PARTS}
     for path in paths.values():
         if not path.exists():
-            raise ValueError(f"{place} is not whole: expected {path.name}")
+            raise ValueError(f"{place} is incomplete: expected {path.name}")
     names = place / "classes.txt"
     classes = tuple(read_lines(names)) if names.exists() else ("World", "Sports", "Business", "Sci/Tech")
 
@@ -125,12 +127,12 @@ _PARTS = ("train", "test")
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into lower-case words, without mark-up and punctuation."""
+    """Return the words of a text in lower case, without mark-up and punctuation."""
     return WORD.findall(BREAK.sub(" ", text.lower()))
 
 
 def _frequent(texts: Iterable[list[str]], most: int) -> list[str]:
-    """List the most frequent words; of equally frequent ones the first in the alphabet, so that files decide all."""
+    """Return the most frequent words. Ties are broken by the alphabet, so that only the files decide."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -138,7 +140,7 @@ def _frequent(texts: Iterable[list[str]], most: int) -> list[str]:
 
 
 def _encode(texts: list[list[str]], index: dict[str, int], unknown: int, length: int, *, front: bool) -> Array:
-    """Number the words of texts, cut at `length`, padded with 0 in front or behind."""
+    """Return rows of word ids, cut at `length` and padded with 0 in front or at the end."""
     small = len(index) + 2 < np.iinfo(np.int16).max
     rows = np.zeros((len(texts), length), np.int16 if small else np.int32)
     for row, text in zip(rows, texts, strict=True):
@@ -149,7 +151,7 @@ def _encode(texts: list[list[str]], index: dict[str, int], unknown: int, length:
 
 
 def numbered(parts: dict[str, list[list[str]]], vocabulary: int, length: int) -> tuple[dict[str, Array], list[str]]:
-    """Number the words of texts, padded behind; returns rows of ids a part, and what each id stands for."""
+    """Return the word ids of each part, padded at the end, and the word that each id stands for."""
     known = _frequent(parts["train"], vocabulary - 2)
     index = {word: number for number, word in enumerate(known, 2)}
     rows = {part: _encode(texts, index, 1, length, front=False) for part, texts in parts.items()}
@@ -160,7 +162,7 @@ def _pooled(parts: dict[str, Texts], train: int, seed: int) -> dict[str, Texts]:
     texts = [text for part in _PARTS for text in parts[part][0]]
     labels = np.concatenate([parts[part][1] for part in _PARTS])
     if not 0 < train < len(texts):
-        raise ValueError(f"pool_train must be between 0 and the {len(texts):,} reviews there are, got {train:,}")
+        raise ValueError(f"pool_train must be between 0 and the number of reviews, {len(texts):,}, got {train:,}")
     rng = numpy_rng(seed, "pool")
     chosen = np.zeros(len(labels), bool)
     for label in (0, 1):
@@ -173,17 +175,17 @@ def _pooled(parts: dict[str, Texts], train: int, seed: int) -> dict[str, Texts]:
 
 
 def _csv(path: Path, classes: int) -> Texts:
-    """Read rows of a class counted from 1, a title and a text."""
+    """Read rows of a class (counted from 1), a title and a text."""
     texts, labels = [], []
     with path.open(newline="", encoding="utf-8") as file:
         try:
             for number, row in enumerate(csv.reader(file, strict=True), 1):
                 if len(row) != 3 or not row[0].isdigit() or not 1 <= int(row[0]) <= classes:
                     raise ValueError(
-                        f"{path} is damaged in row {number}: expected a class of 1 to {classes}, a title and a text, "
+                        f"{path} is damaged in row {number}: expected a class from 1 to {classes}, a title and a text, "
                         f"got {len(row)} columns beginning with {row[:1]}"
                     )
-                # The distributed files have a backslash where a line broke.
+                # The distributed files have a backslash in place of a line break.
                 texts.append(words_of(f"{row[1]} {row[2]}".replace("\\", " ")))
                 labels.append(int(row[0]) - 1)
         except (csv.Error, UnicodeDecodeError) as error:
