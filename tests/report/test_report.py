@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from plotly.offline import get_plotlyjs
 
 from fedfactor.audit.result import AttackResult, AuditResult, png
 from fedfactor.factor import effective_rank
@@ -23,7 +24,7 @@ from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
 from fedfactor.report.plots import ACCURACY, COLOURS, Curve, bars, colour, dash, traces
 from fedfactor.report.read import read_run
-from fedfactor.report.sections import sections
+from fedfactor.report.sections import plotly_script, sections
 from fedfactor.report.values import UNITS, amount, span, thin, unit_for
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
@@ -353,3 +354,9 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing: str, 
 def test_tables_of_a_comparison_need_no_optional_package() -> None:
     code = "import sys; sys.modules |= dict.fromkeys(('plotly', 'jinja2', 'PIL')); import fedfactor.report.comparison"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_script_of_plotly_that_is_built_differently_is_used_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(plotly_script()) < len(get_plotlyjs())  # else the cut does nothing, and should go
+    monkeypatch.setattr("fedfactor.report.sections.get_plotlyjs", lambda: "/* plotly */ window.Plotly = {}")
+    assert plotly_script() == "/* plotly */ window.Plotly = {}"
