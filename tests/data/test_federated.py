@@ -37,8 +37,7 @@ def test_clients_test_on_what_they_train_on(kind: str) -> None:
     assert found.train[0].dtype == torch.uint8
     assert found.central is not None and len(found.central[1]) == 100
     assert same(found, federated(data, {"kind": kind, "clients": 5}, seed=1))
-    other_seed = same(found, federated(data, kind, clients=5, seed=2))
-    assert other_seed == (kind == "dirichlet-pair")  # its seed is part of the authors' rule
+    assert not same(found, federated(data, kind, clients=5, seed=2))
     mix, own = counts(found, 4), counts(found, 4, test=True)
     assert ((own > 0) <= (mix > 0)).all()
     assert (own.sum(1) > 0).all()
