@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedfactor.runs import execute as runs
+from fedfactor.runs import tasks
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
@@ -133,13 +133,13 @@ def _stop_at_round(number: int) -> Callable[[dict[str, Any]], None]:
 
 def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(recipe("train.rounds=1"), tmp_path)
-    honest = runs.load_data
+    honest = tasks.load_data
 
     def other(**options: Any) -> Any:
         found = honest(**options)
         return dataclasses.replace(found, train=(found.train[0], 9 - found.train[1]))
 
-    monkeypatch.setattr(runs, "load_data", other)
+    monkeypatch.setattr(tasks, "load_data", other)
     with pytest.raises(ValueError, match=r"clients was 6 .split .* and is now 6"):
         run(recipe("train.rounds=1"), tmp_path, resume=True)
 
@@ -256,7 +256,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**options: object) -> None:
         raise AssertionError("loaded data")
 
-    monkeypatch.setattr(runs, "load_data", fail)
+    monkeypatch.setattr(tasks, "load_data", fail)
 
 
 @pytest.fixture
