@@ -7,11 +7,11 @@ predicted: use `fedfactor compare` to measure it.
 
 from fedfactor.advise.describe import as_dict, render, sentence, to_recipe
 from fedfactor.advise.devices import Device, PlanError, link
-from fedfactor.advise.fitting import Advice, Fit, Row, advise
+from fedfactor.advise.fitting import Advice, DevicePlan, Fit, advise
 from fedfactor.advise.gauge import Gauge, Size
 from fedfactor.advise.request import Request, request_of
 
 __all__ = [
-    "Advice", "Device", "Fit", "Gauge", "PlanError", "Request", "Row", "Size", "advise", "as_dict", "link", "render",
-    "request_of", "sentence", "to_recipe",
+    "Advice", "Device", "DevicePlan", "Fit", "Gauge", "PlanError", "Request", "Size", "advise", "as_dict", "link",
+    "render", "request_of", "sentence", "to_recipe",
 ]  # fmt: skip

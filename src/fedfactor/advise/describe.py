@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfactor.advise.devices import WORDS, Device, PlanError, amount, quantity
-from fedfactor.advise.fitting import Advice, Fit, Row
+from fedfactor.advise.fitting import Advice, DevicePlan, Fit
 from fedfactor.runs import recipe
 from fedfactor.runs.text import SPARE, plain
 
@@ -48,11 +48,11 @@ NAMES = {
 }  # fmt: skip
 
 
-def _what(fit: Fit, row: Row) -> str:
+def _what(fit: Fit, row: DevicePlan) -> str:
     return f"{row.device} at {row.capacity:g}" if fit.method.traits.adapts else _setting(row) or "one size for all"
 
 
-def _setting(row: Row) -> str:
+def _setting(row: DevicePlan) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in row.settings.items())
 
 
@@ -99,10 +99,10 @@ def render(found: Advice, rounds: int | None = None) -> RenderableType:
     return Group(*parts)
 
 
-def _columns(found: Advice, rounds: int | None) -> dict[str, Callable[[Fit, Row], str]]:
+def _columns(found: Advice, rounds: int | None) -> dict[str, Callable[[Fit, DevicePlan], str]]:
     """Return the columns by heading, without those for which nothing is known."""
     rows = [row for fit in found.fits for row in fit.rows]
-    columns: dict[str, Callable[[Fit, Row], str]] = {
+    columns: dict[str, Callable[[Fit, DevicePlan], str]] = {
         "method": lambda fit, row: fit.method.name + ("*" if fit.personal else ""),
         "size": lambda fit, row: f"{row.capacity:g}" if fit.method.traits.adapts else _setting(row),
         "para-\nmeters": lambda fit, row: amount(row.size.parameters),

@@ -20,7 +20,7 @@ TRAINING = 3
 
 
 @dataclass(frozen=True)
-class Row:
+class DevicePlan:
     """The network of one method on one device, and its costs."""
 
     method: str
@@ -49,7 +49,7 @@ class Fit:
     """A method that fits all devices."""
 
     method: Method
-    rows: tuple[Row, ...]
+    rows: tuple[DevicePlan, ...]
     """One row per device, in the order of the request."""
     personal: bool
     """Whether the model needs a part that a client keeps."""
@@ -214,10 +214,10 @@ def needs_of(device: Device, size: Size, request: Request) -> dict[str, float | 
 def _row(
     name: str, settings: dict[str, Any], device: Device, level: float, size: Size, request: Request, dense: Size,
     stopped: tuple[str, ...],
-) -> Row:  # fmt: skip
+) -> DevicePlan:  # fmt: skip
     needs = needs_of(device, size, request)
     ratio = (dense.down + dense.up) / (size.down + size.up)
-    return Row(
+    return DevicePlan(
         name, device.name, level, settings, size, needs["seconds"], needs["joules"], ratio, size.macs / dense.macs,
         stopped,
     )  # fmt: skip

@@ -36,7 +36,7 @@ class Sent:
 
 
 @dataclass
-class Flower:
+class FlowerEngine:
     """Engine that runs jobs on the nodes of a Flower grid."""
 
     grid: Grid

@@ -16,7 +16,7 @@ import torch
 from fedfactor.checks import check_choice
 from fedfactor.data.clients import FederatedData
 from fedfactor.engines.flower.adapter import Context, Grid
-from fedfactor.engines.flower.engine import Flower
+from fedfactor.engines.flower.engine import FlowerEngine
 from fedfactor.engines.flower.roster import AGREED, Claim, Roster
 from fedfactor.runs.directory import ENROLLED, reported
 from fedfactor.runs.execute import run
@@ -55,7 +55,7 @@ def serve(grid: Grid, context: Context) -> Result:
     training = dataclasses.replace(recipe.training, device=str(config["device"]))
     recipe = dataclasses.replace(recipe, training=training)
     roster = Roster(directory / ENROLLED, config["identity"] == "key", float(config["poll"]))
-    engine = Flower(
+    engine = FlowerEngine(
         grid,
         roster,
         deadline=float(config["deadline"]),
@@ -79,7 +79,7 @@ def serve(grid: Grid, context: Context) -> Result:
     return run(recipe, directory, resume=True, engine=engine, on_event=_tell, begin=begin)
 
 
-def _enrol(engine: Flower) -> None:
+def _enrol(engine: FlowerEngine) -> None:
     """Wait for the nodes and store what they report the first time; later reports do not change the run."""
     roster = engine.roster
     came = roster.gather(engine.grid, roster.population, engine.wait)
