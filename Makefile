@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow chromium lint types \
-	check check-browser not-run bench bench-peers clean
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface chromium \
+	lint types check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
 
@@ -66,6 +66,8 @@ not-run: $(READY)
 	@$(BIN)/python -m pytest -m 'deploy or ray' --collect-only tests/deploy | grep '::'
 	@echo "NOT RUN, since it needs some 40 packages; make test-mlflow runs it:"
 	@$(BIN)/python -m pytest -m mlflow --collect-only tests/runs/test_loggers.py | grep '::'
+	@echo "NOT RUN, since they need packages of 370 MB; make test-huggingface runs them:"
+	@$(BIN)/python -m pytest -m huggingface --collect-only tests/data | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
@@ -85,6 +87,14 @@ test-mlflow: $(READY) .mlflow/ready
 		alembic==1.20.1 mlflow-skinny==3.17.2 sqlalchemy==2.1.8
 	touch .mlflow/ready
 
+# Data of Hugging Face and partitions of flwr-datasets, with the real packages (370 MB) in a folder of their own.
+test-huggingface: $(READY) .huggingface/ready
+	PYTHONPATH=.huggingface HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m huggingface tests/data
+
+.huggingface/ready: tests/huggingface.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .huggingface -r tests/huggingface.txt
+	touch .huggingface/ready
+
 check-browser: $(READY)
 	@if $(MAKE) --no-print-directory chromium; then $(MAKE) --no-print-directory test-browser; \
 	else echo "NOT RUN: the tests in a browser, since there is no Chromium and it could not be installed"; fi
@@ -103,4 +113,4 @@ bench-peers: $(READY) .bench-peers/ready
 	touch .bench-peers/ready
 
 clean:
-	rm -rf site .venv .bench-peers .mlflow .ray .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .bench-peers .huggingface .mlflow .ray .mypy_cache .ruff_cache .pytest_cache .hypothesis

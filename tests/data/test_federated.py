@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from rich.console import Console
 from fedfactor import registry
 from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load
 from fedfactor.data.clients import FederatedData
-from fedfactor.data.partitions import Dirichlet, Partition, View, from_flower, kinds
+from fedfactor.data.partitions import Dirichlet, Partition, View, kinds
 from fedfactor.registry import create, register
 from tests.helpers import made_data as make
 
@@ -174,50 +172,6 @@ def test_some_of_the_clients_with_a_share_of_their_training_data() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             federated(dataset(), "shards", clients=10, **options)  # type: ignore[arg-type]
-
-
-class Rows:
-    """Stands for datasets.Dataset."""
-
-    def __init__(self, columns: dict[str, Any]) -> None:
-        self.columns = columns
-
-    from_dict = classmethod(lambda cls, columns: cls(columns))
-
-    def __getitem__(self, name: str) -> Any:
-        return list(self.columns[name])
-
-
-class EveryNth:
-    """Stands for a Partitioner: the interface is a dataset, a number and partitions."""
-
-    def __init__(self, num_partitions: int, partition_by: str = "label") -> None:
-        self.num_partitions, self.by = num_partitions, partition_by
-        self.dataset: Rows
-
-    def load_partition(self, number: int) -> Rows:
-        mine = np.asarray(self.dataset.columns[self.by]) % self.num_partitions == number
-        return Rows({name: np.asarray(column)[mine][::-1] for name, column in self.dataset.columns.items()})
-
-
-def test_flower_partitioners(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("datasets", "flwr_datasets", "flwr_datasets.partitioner"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules["datasets"].Dataset = Rows  # type: ignore[attr-defined]
-    sys.modules["flwr_datasets.partitioner"].EveryNth = EveryNth  # type: ignore[attr-defined]
-    found = federated(dataset(), "flower", clients=2, partitioner="EveryNth")
-    assert counts(found).tolist() == [[100, 0, 100, 0], [0, 100, 0, 100]]
-    assert counts(found, test=True).tolist() == [[25, 0, 25, 0], [0, 25, 0, 25]]
-    owners = from_flower(EveryNth(2, "owner"), np.zeros(6, np.int64), np.arange(6))
-    assert [part.tolist() for part in owners] == [[0, 2, 4], [1, 3, 5]]
-    with pytest.raises(ValueError, match="flwr_datasets has no partitioner called 'Nowhere'"):
-        federated(dataset(), "flower", partitioner="Nowhere")
-
-
-def test_flower_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
-    with pytest.raises(ImportError, match=r"needs flwr_datasets: pip install 'fedfactor\[flower-datasets\]'"):
-        federated(dataset(), "flower")
 
 
 def test_users_add_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

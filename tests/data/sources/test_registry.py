@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-import types
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -219,75 +217,6 @@ def test_packages_add_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(registry, "_plugins", lambda kind: (point,))
     assert "plugged" in names()
     assert load("plugged", tmp_path).name == "tiny"
-
-
-class Image:
-    """Stands for a feature of the package `datasets`."""
-
-
-class ClassLabel:
-    names = ("cat", "dog")
-
-
-class Rows:
-    def __init__(self, features: dict[str, Any], columns: dict[str, list[Any]]) -> None:
-        self.features, self.columns = features, columns
-
-    def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.columns[key] if isinstance(key, str) else {name: c[key] for name, c in self.columns.items()}
-
-
-def hub(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> None:
-    def load_dataset(name: str, config: str | None, split: str, revision: str) -> Rows:
-        if name != "owner/set" or split not in splits:
-            raise ConnectionError("couldn't reach\nthe hub")
-        return splits[split]
-
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "datasets", module)
-
-
-def test_huggingface_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds: dict[str, Any] = {"text": object(), "label": ClassLabel(), "who": object()}
-    train = Rows(kinds, {"text": ["Meow meow", "woof"], "label": [0, 1], "who": ["ann", "bob"]})
-    test = Rows(kinds, {"text": ["meow moo"], "label": [0], "who": ["bob"]})
-    hub(monkeypatch, {"train": train, "test": test})
-    data = load("huggingface:owner/set", tmp_path, length=3, natural="who")
-    assert data.class_names == ("cat", "dog")
-    np.testing.assert_array_equal(data.train[0], [[2, 2, 0], [3, 0, 0]])
-    np.testing.assert_array_equal(data.test[0], [[2, 1, 0]])
-    assert data.test_ids is not None and data.test_ids.tolist() == [1]
-    assert data.owners == ("ann", "bob")
-    with pytest.raises(MissingData, match=r"not be loaded .* hub .*: couldn't reach the hub; download it once"):
-        load("huggingface:owner/other", tmp_path)
-    with pytest.raises(ValueError, match="the column of the inputs is unknown; set it to one of text, label, who"):
-        load("huggingface:owner/set", tmp_path, inputs="txt")
-
-
-def test_huggingface_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import PIL.Image
-
-    arrays = [make.pixels(5, 4, 3, seed=seed) for seed in range(3)]
-    pictures = [PIL.Image.fromarray(array) for array in arrays]
-    kinds: dict[str, Any] = {"img": Image(), "what": object()}
-    rows = Rows(kinds, {"img": pictures, "what": ["b", "a", "b"]})
-    hub(monkeypatch, {"train": rows})
-    data = load("huggingface:owner/set", tmp_path, test="", target="what")
-    np.testing.assert_array_equal(data.train[0], np.stack(arrays).transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(data.train[1], [1, 0, 1])
-    assert data.test[0].shape == (0, 3, 5, 4)
-
-
-def test_huggingface_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ImportError, match=r"huggingface:owner/set needs datasets: pip install 'fedfactor\[huggingface\]'"
-    ):
-        load("huggingface:owner/set", tmp_path)
 
 
 # A function of the user's own.
