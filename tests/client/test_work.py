@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfactor.client.descent import Descent
 from fedfactor.client.work import batches
 from fedfactor.data.clients import FederatedData
-from fedfactor.protocol.method import Group
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
@@ -21,31 +19,6 @@ from tests.helpers.tiny import OPTIMIZERS, data
 def setup(training: Training) -> Setup:
     fedavg = create("methods", "fedavg"), create("optimizers", "fedavg"), create("codecs", "float32")
     return Setup(Task(nn.Identity, data()), *fedavg, training)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_decay: float) -> None:
-    """One parameter has no gradient in the first two steps: its momentum starts later than the others'."""
-    rng = torch.Generator().manual_seed(0)
-    start = {name: torch.randn(40, 30, generator=rng) for name in ("a", "b", "late")}
-    ours = {name: nn.Parameter(value.clone()) for name, value in start.items()}
-    theirs = {name: nn.Parameter(value.clone()) for name, value in start.items()}
-    training = Training(momentum=momentum, weight_decay=weight_decay)
-    descent = Descent(training, [Group(["a", "b", "late"])], ours, lr=0.1)
-    # An optimizer each, since torch's fused one does not take parameters whose momentum starts at different times.
-    plain = [
-        torch.optim.SGD([p], lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True) for p in theirs.values()
-    ]
-    for step in range(5):
-        for name in start:
-            gradient = None if name == "late" and step < 2 else torch.randn(40, 30, generator=rng)
-            ours[name].grad, theirs[name].grad = gradient, None if gradient is None else gradient.clone()
-        descent.step()
-        for optimizer in plain:
-            optimizer.step()
-        assert all(torch.equal(ours[name], theirs[name]) for name in start)
-    assert not torch.equal(ours["late"], start["late"])
 
 
 @pytest.mark.parametrize(("examples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (21, [10, 11]), (7, [7])], ids=str)
