@@ -83,7 +83,7 @@ def mean(values: Sequence[float]) -> Mean:
 def t_quantile(freedom: int, level: float = 0.95) -> float:
     """Return t such that Student's distribution lies within [-t, t] with probability `level`.
 
-    SciPy has this, but `fedfactor compare` needs nothing else of SciPy, and it is a download of 35 MB.
+    SciPy has this too, but it is no dependency of the core, and nothing else here needs it.
     """
     low, high = 0.0, 1.0
     while _within(high, freedom) < level:
