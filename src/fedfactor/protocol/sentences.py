@@ -21,23 +21,12 @@ RENAMED = {
 """Keys of recipes that have a new name: a recipe with the old one is refused, and the error says both."""
 
 EXPECTED = {
-    "bool_type": "true or false",
-    "dataclass_exact_type": "a {class_name}",
-    "dataclass_type": "a table",
-    "dict_type": "a table",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "greater_than": "greater than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "int_type": "a whole number",
-    "less_than_equal": "at most {le:g}",
-    "list_type": "a list",
-    "literal_error": "{expected}",
-    "mapping_type": "a table",
-    "model_type": "a table",
-    "string_type": "a string",
-    "tuple_type": "a list",
-}
+    "int_type": "a whole number", "float_type": "a number", "finite_number": "a finite number",
+    "bool_type": "true or false", "string_type": "a string", "list_type": "a list", "tuple_type": "a list",
+    "dict_type": "a table", "mapping_type": "a table", "model_type": "a table",
+    "dataclass_exact_type": "a {class_name}", "literal_error": "{expected}", "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}", "less_than_equal": "at most {le:g}",
+}  # fmt: skip
 """What a value should have been, by the type of pydantic's error."""
 
 

@@ -178,9 +178,11 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     if "sweep" in tables:
         raise RecipeError(f"{where} is a sweep of {len(cells(tables))} cells; choose one of them")
     sections = read_sections(tables, where)
+    name = dict(sections.pop(""))["name"]
     written = {section: model.model_dump(mode="json", exclude_none=True) for section, model in sections.items()}
+    written["train"]["schedule"] = written.pop("schedule")
     given = {section: dict(model) for section, model in sections.items()}
-    train, capacities = given["train"], given["capacities"]
+    partition, train, capacities = given["partition"], given["train"], given["capacities"]
     rounds = Rounds(
         **{key: train.pop(key) for key in TAKING_PART},
         **{MEASURING[key]: value for key, value in given["evaluate"].items()},
@@ -189,26 +191,14 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:
         raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")
-    partition = _without(given["partition"], "kind", *SHARED)
-    built(f"{where}: partition", lambda: create("partitions", given["partition"]["kind"], **partition))
+    own = _without(partition, "kind", *SHARED)
+    built(f"{where}: partition", lambda: create("partitions", partition["kind"], **own))
     method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
     optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))
     reason = method.refuses(optimizer, codec, training)
     if reason:
         raise RecipeError(f"{where}: {reason}")
-    return Recipe(
-        {
-            "name": given[""]["name"],
-            **{key: written[key] for key in ("data", "partition", "model", "method", "optimizer", "codec")},
-            "train": {**written["train"], "schedule": written["schedule"]},
-            **{key: written[key] for key in ("capacities", "evaluate", "run")},
-            "paper": tables.get("paper", {}),
-        },
-        training,
-        rounds,
-        Capacities(dict(zip(capacities["levels"], capacities["shares"], strict=True)), capacities["dynamic"]),
-        method,
-        optimizer,
-        codec,
-    )
+    shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
+    tables = {"name": name, **written, "paper": tables.get("paper", {})}
+    return Recipe(tables, training, rounds, Capacities(shares, capacities["dynamic"]), method, optimizer, codec)

@@ -12,7 +12,7 @@ import inspect
 import json
 import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -20,16 +20,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from fedfactor import models
 from fedfactor.data import federated
 from fedfactor.data.federated import SHARED
-from fedfactor.data.partitions import kinds
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
-from fedfactor.data.sources.registry import names as source_names
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
-from fedfactor.registry import entries, get, imported
+from fedfactor.registry import Entry, entries, get, imported
 
 Table = dict[str, Any]
 Built = TypeVar("Built")
@@ -37,14 +34,14 @@ Fields = dict[str, Any]
 """The fields of a model as `create_model` takes them: a type and a `FieldInfo` by name."""
 
 CHOICES = {
-    "data": ("name", None),
-    "partition": ("kind", "iid"),
-    "model": ("name", None),
-    "method": ("name", "fedavg"),
-    "optimizer": ("name", "fedavg"),
-    "codec": ("name", "float32"),
+    "data": ("data", "name", None),
+    "partition": ("partitions", "kind", "iid"),
+    "model": ("models", "name", None),
+    "method": ("methods", "name", "fedavg"),
+    "optimizer": ("optimizers", "name", "fedavg"),
+    "codec": ("codecs", "name", "float32"),
 }
-"""Sections that choose something by name: the key that holds the name, and its default, where there is one."""
+"""Sections that choose something by name: its kind in the registry, the key of the name, and the default, if any."""
 
 
 class RecipeError(ValueError):
@@ -162,7 +159,7 @@ def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
     legal.
     """
     found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
-    given = {section: tables.get(section, {}) for section in (*TABLES, *CHOICES)}
+    given = {section: tables.get(section, {}) for section in RecipeModel.model_fields if section in TABLES | CHOICES}
     if "seed" in tables and "seed" in given["train"]:
         raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}
@@ -181,7 +178,7 @@ def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
 def _model(section: str, table: Table) -> type[BaseModel]:
     if section in TABLES:
         return TABLES[section]
-    key, default = CHOICES[section]
+    _, key, default = CHOICES[section]
     name = table.get(key, default)
     if not isinstance(name, str):
         problem = "is missing and has no default" if name is None else f"should be a string, got {name!r}"
@@ -211,52 +208,46 @@ def built(where: str, build: Callable[[], Built]) -> Built:
 
 def options_of(section: str, name: str) -> type[BaseModel]:
     """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
-    target: Any
     if section == "data":
-        target = source_of(name)
-        target.rest(name)
-    elif section == "model":
-        target = builder_of(name)
-    elif section == "partition":
-        target = get("partitions", name).cls
+        entry: Entry = source_of(name)
+    elif ":" in name and section == "model":
+        entry = Entry("models", name, imported(name))
     else:
-        target = get(f"{section}s", name)
-    return (_options.__wrapped__ if ":" in name else _options)(section, name, target)
-
-
-@functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
-def _options(section: str, name: str, target: Any) -> type[BaseModel]:
-    base, about = Section, ""
-    if section == "data":
-        fields = {key: field for key, field in _parameters(target.loader).items() if key in target.options}
-        fields |= {key: (PICTURE_TYPES[key], default) for key, default in PICTURE.items()}
-        base, about = Open if target.takes_any else Section, target.summary
-    elif section == "model":
-        fields = _parameters(target)
-        # The data tell the number of classes, and a client's capacity the width of its network.
-        for key in {"classes", "width"} & {*fields}:
-            if key == "classes" or fields[key][1].is_required():
-                fields[key] = fields[key][0], Field(default=None)
-        taken = inspect.signature(target).parameters.values()
-        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
-    elif section == "partition":
-        fields, about = _hyperparameters(target), target.__doc__ or ""
-        for key, (kind, field) in _parameters(federated).items():
-            if key in SHARED:
-                fields[key] = kind, Field(field.default, description=SHARED[key])
-    else:
-        fields, about = _hyperparameters(target.cls), target.summary
-    key = CHOICES[section][0]
-    fields = {key: (Literal[name], name)} | {other: field for other, field in fields.items() if other != key}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
-        return create_model(f"{section}-{name}", __base__=base, __doc__=about, **fields)
+        entry = get(CHOICES[section][0], name)
+    return (_options.__wrapped__ if ":" in name else _options)(section, name, entry)
 
 
 def builder_of(name: str) -> Callable[..., Any]:
     """Return the function or class that builds a model: a registered one, or `package.module:function`."""
-    found: Callable[..., Any] = imported(name) if ":" in name else models.info(name).builder
+    found: Callable[..., Any] = imported(name) if ":" in name else get("models", name).target
     return found
+
+
+@functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
+def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
+    key, base = CHOICES[section][1], Section
+    if section in ("data", "model"):
+        fields = _parameters(entry.target)
+        taken = inspect.signature(entry.target).parameters.values()
+        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
+    else:
+        fields = _hyperparameters(entry.target)
+    if section == "data":
+        entry.rest(name)
+        fields = {option: fields[option] for option in entry.options}
+        fields |= {option: (PICTURE_TYPES[option], default) for option, default in PICTURE.items()}
+    elif section == "model":  # the data tell the number of classes, and a client's capacity the width of its network
+        for option in {"classes", "width"} & {*fields}:
+            if option == "classes" or fields[option][1].is_required():
+                fields[option] = fields[option][0], Field(default=None)
+    elif section == "partition":
+        for option, (kind, field) in _parameters(federated).items():
+            if option in SHARED:
+                fields[option] = kind, Field(field.default, description=SHARED[option])
+    fields = {key: (Literal[name], name)} | {option: field for option, field in fields.items() if option != key}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
+        return create_model(f"{section}-{name}", __base__=base, __doc__=entry.summary, **fields)
 
 
 def _hyperparameters(cls: Any) -> Fields:
@@ -304,15 +295,10 @@ class _Schema(GenerateJsonSchema):
 
 def schema() -> Table:
     """Return the JSON Schema of recipes, with all registered names, those of installed packages included."""
-    known: dict[str, Iterable[str]] = {
-        "data": [name for name in source_names() if not source_of(name).prefix],
-        "partition": kinds(),
-        "model": models.list_models(),
-        **{section: entries(f"{section}s") for section in ("method", "optimizer", "codec")},
-    }
     fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
-    for section, names in known.items():
-        options = [*(options_of(section, name) for name in names), *([Own] if section in ("data", "model") else [])]
+    for section, (kind, _, _) in CHOICES.items():
+        known = [name for name, entry in entries(kind).items() if not getattr(entry, "prefix", False)]
+        options = [*(options_of(section, name) for name in known), *([Own] if section in ("data", "model") else [])]
         fields[section] = functools.reduce(operator.or_, options)
     fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
     found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)
