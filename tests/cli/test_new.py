@@ -88,5 +88,5 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mine\.toml exists already"):
         write_new("recipe", "mine", tmp_path)
     assert path.read_text() == "precious"
-    with pytest.raises(ValueError, match="none does not exist; create it"):
+    with pytest.raises(ValueError, match="none does not exist; create it first"):
         write_new("recipe", "mine", tmp_path / "none")

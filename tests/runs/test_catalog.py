@@ -62,7 +62,7 @@ def test_a_copy_is_written_once(tmp_path: Path) -> None:
     assert fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exit_code == 0
     assert (tmp_path / "mine.toml").read_text() == catalog.packaged("demo").read_text()
     (tmp_path / "mine.toml").write_text("name = 'edited'")
-    assert "mine.toml already exists" in fedfactor("recipes", "copy", "demo", "-o", "mine.toml").stderr
+    assert "mine.toml exists already" in fedfactor("recipes", "copy", "demo", "-o", "mine.toml").stderr
     assert (tmp_path / "mine.toml").read_text() == "name = 'edited'"
     assert "the folder nowhere does not exist" in fedfactor("recipes", "copy", "demo", "-o", "nowhere/a.toml").stderr
     assert "no packaged recipe is called 'demos'" in fedfactor("recipes", "copy", "demos").stderr

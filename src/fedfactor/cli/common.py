@@ -42,6 +42,17 @@ def complain(sentence: str, kind: str = "") -> None:
     Console(stderr=True, soft_wrap=True).print(f"{head}[red]{escape(sentence)}[/]")
 
 
+def write_once(path: Path, text: str) -> None:
+    """Write a new file. Raises ValueError if the file exists, or its folder does not."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ValueError(f"{path} exists already; choose another name, or remove the file") from None
+    except FileNotFoundError:
+        raise ValueError(f"the folder {path.parent} does not exist; create it first") from None
+
+
 def listed(text: str) -> list[str]:
     """Split a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from fedfactor.cli.common import console, tell
+from fedfactor.cli.common import console, tell, write_once
 
 app = typer.Typer(help="List the recipes that come with the package, copy one to edit, or print their JSON Schema.")
 
@@ -43,15 +43,7 @@ def copy(
 
     source = catalog.packaged(name)
     path = out or Path(f"{name.replace('/', '-')}.toml")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(source.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise ValueError(f"{path} already exists; remove it, or give another file with -o") from None
-    except FileNotFoundError:
-        raise ValueError(
-            f"the folder {path.parent} does not exist; create it before writing {path.name} into it"
-        ) from None
+    write_once(path, source.read_text(encoding="utf-8"))
     tell(f"wrote {path}; next: fedfactor run {path}")
 
 
