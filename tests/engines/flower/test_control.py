@@ -228,7 +228,10 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     [
         (["status", "--site", "nowhere"], "nowhere/ca.crt does not exist"),
         (["up", "r.toml", "--out", "run"], "give the name or address under which nodes reach this machine"),
-        (["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"], "--listen must be 0.0.0.0 or 127.0.0.1"),
+        (
+            ["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"],
+            "--listen must be 0.0.0.0 or 127.0.0.1",
+        ),
         (["join", "a:1", "--client", "0"], r"there is no ca\.crt: copy it"),
         (["join", "a", "--client", "0"], "must be HOST:PORT, .* got 'a'"),
         (["join", "a:1", "--client", "0", "--config", "capacty=1"], "a node has no setting 'capacty'; did you mean"),
