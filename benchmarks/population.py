@@ -41,7 +41,7 @@ def run() -> None:
             found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             seconds[clients].append(found["seconds"])
             memory[clients].append(found["megabytes"])
-            note(f"{clients:,} clients: {1e3 * found['seconds']:.2f} ms a round, {found['megabytes']:.0f} MB")
+            note(f"{clients:,} clients: {1e3 * found['seconds']:.2f} ms per round, {found['megabytes']:.0f} MB")
     few, many = ({"s": statistics.median(seconds[n]), "MB": statistics.median(memory[n])} for n in seconds)
     emit("population_million_over_thousand_seconds", many["s"] / few["s"], "ratio", "<= 1.10")
     emit("population_million_minus_thousand_memory", many["MB"] - few["MB"], "MB", "<= 100")

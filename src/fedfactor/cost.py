@@ -109,7 +109,7 @@ def ptflops_macs(model: nn.Module, example: Any) -> int:
 def wire_bytes(content: nn.Module | Mapping[str, Tensor] | Iterable[Tensor], dtype: torch.dtype = torch.float32) -> int:
     """Count the bytes of a model's or of some tensors' elements, floating-point ones sent as `dtype`.
 
-    Integers travel as they are, and so do a model's (persistent) buffers: rounding running statistics saves
+    Integers are sent as they are, and so do a model's (persistent) buffers: rounding running statistics saves
     little and can break a model. Names, shapes and framing are not counted: only an encoded message has them.
     """
     if isinstance(content, nn.Module):
@@ -126,7 +126,7 @@ def link_seconds(size: float, mbps: float, transfers: int = 2) -> float:
     """Return the seconds `size` bytes take on a link, down and up, by FedPara's rule (D.1, Table 7).
 
     The rule is t = 2 x model size (Mbyte) / network speed (Mbyte/s), where the table's sizes are in MiB (2^20
-    bytes) and its n Mbps are n/8 MiB a second. FedPara's VGG16 of 1.547 M parameters then takes 47.2, 9.44
+    bytes) and its n Mbps are n/8 MiB per second. FedPara's VGG16 of 1.547 M parameters then takes 47.2, 9.44
     and 1.888 s at 2, 10 and 50 Mbps (printed 47.2, 9.44, 1.88), the original one 465.5, 93.10 and 18.620 s
     (printed 470.2, 94.04, 18.61). 18.61 is this rule for 15.25 M parameters, truncated; 470.2 and 94.04 fit
     no rule that gives the other cells.
@@ -137,7 +137,7 @@ def link_seconds(size: float, mbps: float, transfers: int = 2) -> float:
 
 
 def table(cost: Cost) -> Table:
-    """Lay a cost out as a table for `rich.print`, one row a layer and the totals below."""
+    """Lay a cost out as a table for `rich.print`, one row per layer and the totals below."""
     caption = (
         f"trainable {cost.trainable:,}, buffers {cost.buffers:,}; "
         f"saved for backward {cost.activations:,} elements, {cost.activation_bytes / MIB:,.2f} MiB"

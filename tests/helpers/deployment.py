@@ -48,7 +48,7 @@ def inline(one: Recipe, without: Collection[int] = ()) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Missing(Inline):
-    """All clients in this process, but for some."""
+    """All clients in this process, except for some."""
 
     clients: frozenset[int]
 

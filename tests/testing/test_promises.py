@@ -22,7 +22,7 @@ from fedfactor.testing import promises as suite
 
 @dataclass(frozen=True)
 class Breaking(FedAvg):
-    """A method that is FedAvg but for what a test changes."""
+    """A method that is FedAvg, except for what a test changes."""
 
     memory: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -25,8 +25,8 @@ class Commands(TyperGroup):
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise  # the command line's own ways to end
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # the command line's own ways to end; a closed pipe, as after `| head`, needs no message
         except Exception as error:
             if ctx.params["debug"]:
                 raise

@@ -150,7 +150,7 @@ def compare(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Compare methods over seeds. Runs what is missing and resumes what was interrupted."""
+    """Compare methods over seeds. Runs the missing cells and resumes interrupted ones."""
     from fedfactor.cli.screen import Progress
     from fedfactor.report import comparison
     from fedfactor.report import report as write_report
@@ -182,14 +182,15 @@ def compare(
         print(json.dumps([line.as_dict() for line in lines], indent=1))
     else:
         console.print(comparison.table(lines))
-    done = [outcome.cell.directory for outcome in outcomes if not outcome.failure]
-    if done and importlib.util.find_spec("plotly") is None:
-        complain("the report needs the package plotly: pip install 'fedfactor[report]'")
-    elif done:
-        write_report(done, out / "report.html")
-        Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)
     for outcome in outcomes:
         if outcome.failure:
             complain(f"{outcome.cell.name}: {outcome.failure}")
+    done = [outcome.cell.directory for outcome in outcomes if not outcome.failure]
+    missing = [package for package in ("plotly", "jinja2") if importlib.util.find_spec(package) is None]
+    if done and missing:
+        complain(f"the report needs the package {missing[0]}: pip install 'fedfactor[report]'")
+    elif done:
+        write_report(done, out / "report.html")
+        Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)
     if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The live screen while a run goes on, and the tables when it is done."""
+"""The live screen during a run, and the tables at its end."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Watched:
         return max(0.0, (self.rounds - self.round) * one - begun)
 
     def panel(self) -> Panel:
-        """Draw the run while it goes on."""
+        """Draw the current state of the run."""
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="bold", no_wrap=True)
         rows.add_column(ratio=1)

@@ -118,7 +118,7 @@ def _level(federation: Federation, server: Server, capacity: float | None, clien
 
 
 def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.Module:
-    """Fill the network that a client trains as the client does, but for what a codec rounds."""
+    """Fill the network that a client trains as the client does, without the rounding of a codec."""
     setup, store = federation.setup.at(server.round), federation.store
     method, network = setup.method, copy.deepcopy(setup.network(who.capacity))
     view = method.prepare(server.tensors, {who.capacity: network}, training=False)

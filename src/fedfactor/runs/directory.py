@@ -70,7 +70,7 @@ def _differences(old: Any, new: Any, key: str = "") -> list[str]:
     return [] if old == new else [f"{key} was {old!r} and is now {new!r}"]
 
 
-def _write(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Replace a file atomically, so that no reader sees half of it."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.write_text(text)

@@ -25,7 +25,7 @@ import torch
 import fedfactor
 from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.settings import check_device_here
-from fedfactor.runs.directory import _write, check_claim, locked
+from fedfactor.runs.directory import check_claim, locked, write_atomically
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, setup_of, task_of
 from fedfactor.server.federation import Federation
@@ -72,10 +72,10 @@ def run(
             on_event,
         )
         # Written only now, so that a failed start leaves the directory free.
-        _write(directory / "task.json", json.dumps(facts))
-        _write(directory / "recipe.toml", recipe.to_toml())
+        write_atomically(directory / "task.json", json.dumps(facts))
+        write_atomically(directory / "recipe.toml", recipe.to_toml())
         result = Result(federation, federation.run())
-        _write(directory / "summary.json", json.dumps(summary_of(result), indent=1))
+        write_atomically(directory / "summary.json", json.dumps(summary_of(result), indent=1))
         return result
 
 
