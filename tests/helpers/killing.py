@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,12 +50,27 @@ def ending_at(point: str) -> None:
     Path.replace = replace_and_end  # type: ignore[method-assign,assignment]
 
 
-def in_child(work: object) -> int:
-    """Run a function in a forked child and return its exit code."""
+def start_child(work: Callable[[], None]) -> int:
+    """Run a function in a forked child, which ends without tidying up, and return its process id."""
     child = os.fork()
     if child == 0:
-        work()  # type: ignore[operator]
-        os._exit(0)
+        code = 1
+        try:
+            work()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return child
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run a function in a forked child and return its exit code."""
+    child = start_child(work)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -112,10 +128,7 @@ def command(method: str, directory: Path) -> dict[str, object]:
     codes = [in_child(run_in(whole))]
     duration, drawn, landed = time.monotonic() - start, random.Random(method), 0
     for number in range(KILLS):
-        child = os.fork()
-        if child == 0:
-            run_in(killed)()
-            os._exit(0)
+        child = start_child(run_in(killed))
         if number == 0:  # surely in the middle
             while not (killed / "checkpoint" / "current").exists() and os.waitpid(child, os.WNOHANG) == (0, 0):
                 time.sleep(0.001)

@@ -134,11 +134,11 @@ def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) -> None:
-    tables = override(TABLES, ["train.rounds=25"])
+    tables = override(TABLES, ["train.rounds=15"])
     (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
-    words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--jobs", 2, "--json")
+    words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--json")
     process = subprocess.Popen(
-        fedfactor_process(*words, "-o", tmp_path / "cut"),
+        fedfactor_process(*words, "--jobs", 2, "-o", tmp_path / "cut"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

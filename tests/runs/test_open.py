@@ -178,7 +178,7 @@ def test_a_running_run_opens_at_its_last_commit(tmp_path: Path) -> None:
         for line in process.stdout:
             if "round 1/" in line:
                 break
-        until = time.monotonic() + 3
+        until = time.monotonic() + 1.5
         seen = set()
         while time.monotonic() < until:
             opened = load(out)
