@@ -2,6 +2,8 @@
 
 `python -m benchmarks.hashes > before.txt` on one commit and again on another, on the same machine: `diff` shows which
 results have moved. A change that is meant to move nothing leaves the two files equal.
+
+The network is written out here, not taken from `fedfactor.testing`, so that this file also runs on older commits.
 """
 
 from __future__ import annotations
