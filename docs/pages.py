@@ -30,7 +30,7 @@ from fedfactor.models import info as model_info
 from fedfactor.models import list_models as model_names
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.sentences import RENAMED
+from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.registry import Entry, entries
 from fedfactor.runs import catalog
 from fedfactor.runs.recipe import cells, read
@@ -444,7 +444,7 @@ MARKED: dict[str, Callable[[], str]] = {
     "data": lambda: names_table("data"),
     "partitions": lambda: names_table("partitions"),
     "models": lambda: names_table("models"),
-    "renamed": lambda: table(["old key", "new key"], [[code(old), code(new)] for old, new in RENAMED.items()]),
+    "renamed": lambda: table(["old key", "new key"], [[code(old), code(new)] for old, new in RENAMED_KEYS.items()]),
 }
 """Functions that return the text for `<!-- made: NAME -->` in a page."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedfactor.client.descent import Descent
-from fedfactor.protocol.method import Group
+from fedfactor.protocol.method import ParameterGroup
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
@@ -29,7 +29,7 @@ def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_
     ours = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     theirs = {name: nn.Parameter(value.clone()) for name, value in start.items()}
     training = Training(momentum=momentum, weight_decay=weight_decay)
-    descent = Descent(training, [Group(["a", "b", "late"])], ours, lr=0.1)
+    descent = Descent(training, [ParameterGroup(["a", "b", "late"])], ours, lr=0.1)
     # An optimizer each, since torch's fused one does not take parameters whose momentum starts at different times.
     plain = [
         torch.optim.SGD([p], lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True) for p in theirs.values()

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from fedfactor import registry
-from fedfactor.data import Dataset, Tokens, Transform, counts, draw, federated, load
+from fedfactor.data import Dataset, ImageTransform, Tokens, counts, draw, federated, load
 from fedfactor.data.clients import FederatedData
 from fedfactor.data.partitions import Dirichlet, Partition, View, kinds
 from fedfactor.registry import create, register
@@ -57,7 +57,7 @@ def test_arrays_are_not_copied() -> None:
 
 def test_transform_comes_from_the_data_set() -> None:
     data = dataclasses.replace(dataset(), crop=2, norm="half")
-    assert federated(data, clients=2).transform == Transform((0.5,), (0.5,), crop=2)
+    assert federated(data, clients=2).transform == ImageTransform((0.5,), (0.5,), crop=2)
     assert federated(data, clients=2, transform=Tokens()).transform == Tokens()
 
 

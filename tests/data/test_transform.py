@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedfactor.data.transform import NORMS, Tokens, Transform, transform
+from fedfactor.data.transform import NORMS, ImageTransform, Tokens, transform
 from tests.helpers import made_data as make
 
 
@@ -30,7 +30,7 @@ def test_normalised_as_the_papers_do(norm: str) -> None:
 def test_crop_and_flip_take_windows_of_the_padded_image() -> None:
     batch = torch.from_numpy(make.pixels(64, 3, 6, 7))
     seen = set()
-    for image, found in zip(batch, (Transform(crop=2, flip=True).train(batch, rng(3)) * 255).round(), strict=True):
+    for image, found in zip(batch, (ImageTransform(crop=2, flip=True).train(batch, rng(3)) * 255).round(), strict=True):
         padded = torch.nn.functional.pad(image, (2, 2, 2, 2))
         matches: list[tuple[int, int, bool]] = []
         for down in range(5):
@@ -49,7 +49,7 @@ def test_crop_and_flip_take_windows_of_the_padded_image() -> None:
 
 def test_flip_alone_mirrors_about_half() -> None:
     batch = torch.from_numpy(make.pixels(200, 1, 4, 4))
-    found = (Transform(flip=True).train(batch, rng()) * 255).round().to(torch.uint8)
+    found = (ImageTransform(flip=True).train(batch, rng()) * 255).round().to(torch.uint8)
     mirrored = (found == batch.flip(3)).flatten(1).all(1)
     kept = (found == batch).flatten(1).all(1)
     assert bool((mirrored | kept).all())
@@ -59,7 +59,7 @@ def test_flip_alone_mirrors_about_half() -> None:
 def test_rotation_is_a_rotation() -> None:
     """Every pixel comes from the place a rotation about the centre takes it from, by hand, oblong images included."""
     batch = torch.from_numpy(make.pixels(6, 2, 9, 15, seed=5))
-    found = (Transform(rotate=40.0).train(batch, rng(1)) * 255).round().to(torch.uint8).numpy()
+    found = (ImageTransform(rotate=40.0).train(batch, rng(1)) * 255).round().to(torch.uint8).numpy()
     angles = (torch.rand((6,), generator=rng(1)) * 2 - 1).numpy() * math.radians(40)
     rows, columns = np.mgrid[0:9, 0:15]
     y, x = rows - 4.0, columns - 7.0
@@ -77,7 +77,7 @@ def test_rotation_is_a_rotation() -> None:
 
 def test_the_generator_decides() -> None:
     batch = torch.from_numpy(make.pixels(32, 3, 8, 8))
-    whole = Transform(crop=4, flip=True, rotate=15.0)
+    whole = ImageTransform(crop=4, flip=True, rotate=15.0)
     assert torch.equal(whole.train(batch, rng(1)), whole.train(batch, rng(1)))
     assert not torch.equal(whole.train(batch, rng(1)), whole.train(batch, rng(2)))
     before = torch.get_rng_state()
@@ -99,11 +99,11 @@ def test_tokens_become_what_embeddings_read() -> None:
 
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="mean has 3 values and std 1"):
-        Transform((0.0, 0.0, 0.0), (1.0,))
+        ImageTransform((0.0, 0.0, 0.0), (1.0,))
     with pytest.raises(ValueError, match="std must be positive"):
-        Transform((0.0,), (0.0,))
+        ImageTransform((0.0,), (0.0,))
     with pytest.raises(ValueError, match="crop must be at least 0"):
-        Transform(crop=-1)
+        ImageTransform(crop=-1)
     with pytest.raises(ValueError, match="mean and std have 3 channels, the images have 1"):
         transform("cifar10").test(torch.zeros((1, 1, 4, 4), dtype=torch.uint8))
-    assert transform(([0.5], [0.25])) == Transform((0.5,), (0.25,))
+    assert transform(([0.5], [0.25])) == ImageTransform((0.5,), (0.25,))

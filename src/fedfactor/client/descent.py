@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedfactor.protocol.method import Group
+from fedfactor.protocol.method import ParameterGroup
 from fedfactor.protocol.settings import Training
 
 
@@ -19,7 +19,7 @@ class Descent:
     """
 
     def __init__(
-        self, training: Training, groups: Sequence[Group], parameters: Mapping[str, nn.Parameter], lr: float
+        self, training: Training, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter], lr: float
     ) -> None:
         self._momentum = training.momentum
         self._groups = [

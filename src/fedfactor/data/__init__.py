@@ -5,14 +5,14 @@ from fedfactor.data.federated import federated
 from fedfactor.data.show import counts, draw
 from fedfactor.data.sources import MissingData, load
 from fedfactor.data.splitting import dirichlet, iid
-from fedfactor.data.transform import NORMS, Tokens, Transform
+from fedfactor.data.transform import NORMS, ImageTransform, Tokens
 
 __all__ = [
     "NORMS",
     "Dataset",
+    "ImageTransform",
     "MissingData",
     "Tokens",
-    "Transform",
     "counts",
     "dirichlet",
     "draw",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfactor.data.clients import AsStored, Kind
-from fedfactor.data.transform import Tokens, Transform, transform
+from fedfactor.data.transform import ImageTransform, Tokens, transform
 
 Array = NDArray[Any]
 Labels = NDArray[np.int64]
@@ -32,7 +32,7 @@ class Dataset:
     norm: str | tuple[Sequence[float], Sequence[float]] = "none"
     """Normalisation of pixels: a name in `NORMS`, or mean and standard deviation."""
     crop: int = 0
-    """Pixels of padding before training images are cropped at random: see `Transform`."""
+    """Pixels of padding before training images are cropped at random: see `ImageTransform`."""
     flip: bool = False
     """Whether training images are mirrored at random."""
     rotate: float = 0.0
@@ -64,7 +64,7 @@ class Dataset:
                 f"{self.train[0].dtype} of shape {self.train[0].shape}"
             )
         transform = self.transform  # raises ValueError now rather than in the middle of a run
-        if isinstance(transform, Transform) and len(transform.mean) not in (1, self.train[0].shape[1]):
+        if isinstance(transform, ImageTransform) and len(transform.mean) not in (1, self.train[0].shape[1]):
             raise ValueError(
                 f"{self.name}: the normalisation {self.norm!r} has {len(transform.mean)} channels, the images have "
                 f"{self.train[0].shape[1]}"
@@ -81,7 +81,7 @@ class Dataset:
         return self.train[0].ndim == 4 and self.train[0].dtype == np.uint8
 
     @property
-    def transform(self) -> Transform | Tokens | AsStored:
+    def transform(self) -> ImageTransform | Tokens | AsStored:
         """Turns batches of this data set into what networks read."""
         if self.images:
             return transform(self.norm, crop=self.crop, flip=self.flip, rotate=self.rotate)

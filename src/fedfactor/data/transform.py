@@ -48,7 +48,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Transform:
+class ImageTransform:
     """Normalises images of uint8; for training it first pads with black and crops, mirrors and rotates them at random.
 
     `mean` and `std` have one value, or one per channel, on a scale of 0 to 1. `crop` is the width of the padding,
@@ -103,15 +103,15 @@ def transform(
     crop: int = 0,
     flip: bool = False,
     rotate: float = 0.0,
-) -> Transform:
-    """Build a `Transform` from the name of a normalisation (`NORMS`) or from a pair of mean and std."""
+) -> ImageTransform:
+    """Build an `ImageTransform` from the name of a normalisation (`NORMS`) or from a pair of mean and std."""
     if isinstance(norm, str):
         if norm not in NORMS:
             raise ValueError(f"no normalisation is called {norm!r}; there are {', '.join(sorted(NORMS))}")
         mean, std = NORMS[norm]
     else:
         mean, std = tuple(norm[0]), tuple(norm[1])
-    return Transform(mean, std, crop, flip, rotate)
+    return ImageTransform(mean, std, crop, flip, rotate)
 
 
 def _crop_and_flip(batch: Tensor, pad: int, flip: bool, rng: torch.Generator) -> Tensor:

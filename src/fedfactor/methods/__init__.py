@@ -24,7 +24,7 @@ from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import OrthDrop, PriSM
 from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
-from fedfactor.protocol.method import Diagnostics, Group, Method, ObservedRound, Participant, Phase, Traits
+from fedfactor.protocol.method import Diagnostics, Method, ObservedRound, ParameterGroup, Participant, Phase, Traits
 from fedfactor.registry import create, names
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FjORD",
-    "Group",
     "HeteroFL",
     "LGFedAvg",
     "Local",
@@ -53,6 +52,7 @@ __all__ = [
     "PFedGate",
     "PFedPara",
     "PFedSD",
+    "ParameterGroup",
     "Participant",
     "Phase",
     "PriSM",

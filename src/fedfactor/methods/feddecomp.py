@@ -20,9 +20,9 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import finite, read_weights
 from fedfactor.protocol.method import (
     Diagnostics,
-    Group,
     Networks,
     ObservedRound,
+    ParameterGroup,
     Phase,
     Traits,
     epochs_refused,
@@ -151,7 +151,7 @@ class FedDecomp(Factorised, Diagnostics):
         lora, rest = self._split(epochs)
         tau = self._tau_names(network)
         sigma = [name for name in parameter_names(network) if name not in tau]
-        return [Phase(lora, [Group(tau)]), Phase(rest, [Group(sigma)])]
+        return [Phase(lora, [ParameterGroup(tau)]), Phase(rest, [ParameterGroup(sigma)])]
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         """Return ||tau_i||, the change of tau_i since the start, where it is zero."""

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedfactor.methods.fedper import FedPer
 from fedfactor.protocol.codecs import Codec
-from fedfactor.protocol.method import Group, Phase, Traits, epochs_refused, parameter_names, split_epochs
+from fedfactor.protocol.method import ParameterGroup, Phase, Traits, epochs_refused, parameter_names, split_epochs
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
@@ -49,4 +49,4 @@ class FedRep(FedPer):
         head, body = self._split(epochs)
         private = self.private_names(network)
         rest = [name for name in parameter_names(network) if name not in private]
-        return [Phase(head, [Group(private)]), Phase(body, [Group(rest)])]
+        return [Phase(head, [ParameterGroup(private)]), Phase(body, [ParameterGroup(rest)])]

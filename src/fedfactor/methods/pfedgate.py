@@ -10,7 +10,7 @@ from torch import nn
 
 from fedfactor.methods.gated import Gated
 from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.method import Group, Method, Phase, Traits, parameter_names
+from fedfactor.protocol.method import Method, ParameterGroup, Phase, Traits, parameter_names
 from fedfactor.registry import described, register
 from fedfactor.task import Build, Task
 
@@ -68,4 +68,4 @@ class PFedGate(Method):
         """Train model and gate together, the gate with its own learning rate."""
         gate = self.private_names(network)
         model = [name for name in parameter_names(network) if name not in gate]
-        return [Phase(epochs, [Group(model), Group(gate, lr_factor=self.gate_pace)])]
+        return [Phase(epochs, [ParameterGroup(model), ParameterGroup(gate, lr_factor=self.gate_pace)])]

@@ -10,7 +10,7 @@ from fedfactor.factor import frobenius_decay
 from fedfactor.nn import compose, dense_names, factor_weights
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Group, Method, Networks, Phase, Traits, parameter_names
+from fedfactor.protocol.method import Method, Networks, ParameterGroup, Phase, Traits, parameter_names
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described
 
@@ -51,4 +51,4 @@ class Spectral(Method):
         """Train all parameters together, factors without weight decay if they have Frobenius decay."""
         factors = {f"{layer}.{factor}" for layer in factor_weights(network) for factor in ("u", "v")}
         rest = [name for name in parameter_names(network) if name not in factors]
-        return [Phase(epochs, [Group(rest), Group(factors, weight_decay=not self.frobenius)])]
+        return [Phase(epochs, [ParameterGroup(rest), ParameterGroup(factors, weight_decay=not self.frobenius)])]

@@ -58,7 +58,7 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters that are trained with the same settings."""
 
     names: Collection[str]
@@ -73,7 +73,7 @@ class Phase:
     """A phase of local training: the number of epochs and the parameters that are trained. All others are frozen."""
 
     epochs: int
-    groups: Sequence[Group]
+    groups: Sequence[ParameterGroup]
 
 
 def parameter_names(network: nn.Module) -> list[str]:
@@ -141,7 +141,7 @@ class Diagnostics:
         return {capacity: 1.0}
 
 
-RENAMED = {
+RENAMED_HOOKS = {
     "private": "private_names",
     "use": "load",
     "fitted": "bind",
@@ -161,8 +161,8 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError if the class defines a hook that would never be called."""
-        for hook in cls.__dict__.keys() & RENAMED.keys():
-            raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED[hook]}")
+        for hook in cls.__dict__.keys() & RENAMED_HOOKS.keys():
+            raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED_HOOKS[hook]}")
         if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
             raise TypeError(f"{cls.__name__} has hooks of Diagnostics: derive it from Diagnostics too")
 
@@ -241,7 +241,7 @@ class Method:
 
     def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
         """Return the phases of local training."""
-        return [Phase(epochs, [Group(parameter_names(network))])]
+        return [Phase(epochs, [ParameterGroup(parameter_names(network))])]
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return the loss of a batch, penalties included."""

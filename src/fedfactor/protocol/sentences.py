@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from fedfactor.checks import near
 
-RENAMED = {
+RENAMED_KEYS = {
     "train.batch": "train.batch_size",
     "train.clip": "train.max_grad_norm",
     "data.least": "data.min_examples",
@@ -62,7 +62,7 @@ def sentence(error: ValidationError, given: Any, fields: Mapping[str, FieldInfo]
 
 
 def _unknown(key: str, legal: list[str]) -> str:
-    renamed = RENAMED.get(key, "")
+    renamed = RENAMED_KEYS.get(key, "")
     if renamed.rpartition(".")[2] in legal:
         return f"{key} is now {renamed}"
     return f"there is no key {key!r}; {near(key.rpartition('.')[2], legal)}legal are {', '.join(legal) or 'none'}"

@@ -22,7 +22,7 @@ NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
-class Cost:
+class Price:
     """A cost of training: its key in `RunData.totals`, its format, and a factor to multiply it by."""
 
     key: str
@@ -112,15 +112,15 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
     return Section("cost", "Cost of an accuracy", [*elements, _table(labels | cells, words)])
 
 
-def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, Cost]:
+def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, Price]:
     """Return all costs by name. Energy is among them if the energy per byte is given, here or in a recipe."""
-    found = {"bytes": Cost("bytes", size), "MACs": Cost("macs", amount)}
-    found |= {name: Cost(speed, span) for name, speed in LINKS.items()}
-    found["time of the simulation"] = Cost("seconds", span)
+    found = {"bytes": Price("bytes", size), "MACs": Price("macs", amount)}
+    found |= {name: Price(speed, span) for name, speed in LINKS.items()}
+    found["time of the simulation"] = Price("seconds", span)
     if joules_per_byte is not None:
-        found["energy"] = Cost("bytes", joules, joules_per_byte)
+        found["energy"] = Price("bytes", joules, joules_per_byte)
     elif any(summed("joules")(run) for group in groups for run in group.runs):
-        found["energy"] = Cost("joules", joules)
+        found["energy"] = Price("joules", joules)
     return found
 
 

@@ -48,19 +48,19 @@ class RecipeError(ValueError):
     """A recipe that cannot be run; the message names the key and what is legal."""
 
 
-class Section(BaseModel):
+class SectionModel(BaseModel):
     """A section: unknown keys are refused, and values are not converted to another type."""
 
     model_config = ConfigDict(**CONFIG, arbitrary_types_allowed=True, protected_namespaces=())
 
 
-class Open(Section):
+class Open(SectionModel):
     """A section that also takes keys which are not declared, and passes them on."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Own(Open):
+class OwnOptions(Open):
     """Something of your own: package.module:function. Its parameters are the options."""
 
     name: Annotated[str, Field(pattern=":")] = ""
@@ -72,7 +72,7 @@ def _names_a_directory(name: str) -> str:
     return name
 
 
-class RecipeModel(Section):
+class RecipeModel(SectionModel):
     """A recipe of fedfactor: what `fedfactor run` trains, on which data, and how."""
 
     name: Annotated[str, AfterValidator(_names_a_directory)] = "run"
@@ -107,7 +107,7 @@ class RecipeModel(Section):
     """Keys with lists of values, and [[sweep.cases]] with named overlays: one run per combination."""
 
 
-class CapacitiesTable(Section):
+class CapacitiesTable(SectionModel):
     """The section `[capacities]`."""
 
     levels: tuple[Level, ...] = (1.0,)
@@ -124,7 +124,7 @@ class CapacitiesTable(Section):
         return self
 
 
-class RunTable(Section):
+class RunTable(SectionModel):
     """The section `[run]`."""
 
     keep_rounds: tuple[Count, ...] = ()
@@ -143,10 +143,10 @@ MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if
 _train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
 _evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
 TABLES: dict[str, type[BaseModel]] = {
-    "schedule": create_model("ScheduleTable", __base__=Section, **_fields(Schedule)),
-    "train": create_model("TrainTable", __base__=Section, **_train),
+    "schedule": create_model("ScheduleTable", __base__=SectionModel, **_fields(Schedule)),
+    "train": create_model("TrainTable", __base__=SectionModel, **_train),
     "capacities": CapacitiesTable,
-    "evaluate": create_model("EvaluateTable", __base__=Section, **_evaluate),
+    "evaluate": create_model("EvaluateTable", __base__=SectionModel, **_evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; `schedule` is `[train.schedule]`."""
@@ -225,11 +225,11 @@ def builder_of(name: str) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
 def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
-    key, base = CHOICES[section][1], Section
+    key, base = CHOICES[section][1], SectionModel
     if section in ("data", "model"):
         fields = _parameters(entry.target)
         taken = inspect.signature(entry.target).parameters.values()
-        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else Section
+        base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else SectionModel
     else:
         fields = _hyperparameters(entry.target)
     if section == "data":
@@ -298,7 +298,10 @@ def schema() -> Table:
     fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
     for section, (kind, _, _) in CHOICES.items():
         known = [name for name, entry in entries(kind).items() if not getattr(entry, "prefix", False)]
-        options = [*(options_of(section, name) for name in known), *([Own] if section in ("data", "model") else [])]
+        options = [
+            *(options_of(section, name) for name in known),
+            *([OwnOptions] if section in ("data", "model") else []),
+        ]
         fields[section] = functools.reduce(operator.or_, options)
     fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
     found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)

@@ -18,7 +18,7 @@ from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.sentences import RENAMED
+from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
@@ -109,7 +109,7 @@ def simulate(
     """
     given: dict[str, Any] = dict(locals())
     for name in unknown:
-        if new := RENAMED.get(f"train.{name}"):
+        if new := RENAMED_KEYS.get(f"train.{name}"):
             raise TypeError(f"simulate(): {name} is now {new.removeprefix('train.')}")
         known = [parameter for parameter in signature(simulate).parameters if parameter != "unknown"]
         raise TypeError(f"simulate() has no parameter {name!r}; {near(name, known)}there are {', '.join(known)}")

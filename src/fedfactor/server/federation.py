@@ -20,7 +20,7 @@ from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, ObservedRound, Participant, Staged
 from fedfactor.protocol.optimizer import State, Step
 from fedfactor.protocol.plan import Reply, Tensors
-from fedfactor.protocol.sentences import RENAMED
+from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States, pack
@@ -165,7 +165,7 @@ class Federation:
 
     def _check_same_run(self, before: dict[str, str]) -> None:
         # A checkpoint from before a setting of [train] was renamed has its old name.
-        before = {RENAMED.get(f"train.{key}", key).removeprefix("train."): value for key, value in before.items()}
+        before = {RENAMED_KEYS.get(f"train.{key}", key).removeprefix("train."): value for key, value in before.items()}
         now = self.settings()
         changed = [
             f"{key} was {before.get(key)} and is now {now.get(key)}" for key in now if before.get(key) != now[key]
