@@ -121,7 +121,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         "from tests.helpers.tiny import Tiny", "`digits` over 6 clients, partition `iid`",
         "`fedpara` (arXiv:2108.06098): ", "gamma = 0.3", f"{summary['bytes_down']:,} down, {summary['bytes_up']:,} up",
         f"{final:.4f} in round 2, on the central test set", f"{found.accuracy:.4f} on ", "central test examples",
-        "of float32: `(x / 255 - [0]) / [0.0627451]`, where x is uint8", "gathered while training", "[model]\nname = ",
+        "of float32: `(x / 255 - [0]) / [0.0627451]`, where x is uint8", "collected during training", "[model]\nname = ",
     ):  # fmt: skip
         assert words in card, words
     assert found.architecture is None

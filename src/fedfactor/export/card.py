@@ -1,4 +1,4 @@
-"""The card of a model: what it is, what it learnt from, how good it is and what it cost."""
+"""The card of an exported model: what it is, its data, its accuracy and its cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedfactor.registry import entries
 
 
 def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
-    """Say what a model is, what it learnt from, how good it is and what it cost."""
+    """Write the card in Markdown."""
     run, result, facts = taken.run, taken.result, taken.facts
     recipe, method = run.recipe, result.federation.setup.at(result.server.round).method
     paper = entries("methods")[recipe.method.name].paper
@@ -40,7 +40,7 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         f"| network | `{recipe.tables['model']['name']}`, {count:,} parameters, ordinary layers |",
         f"| input | (batch, {', '.join(map(str, taken.batch.shape[1:]))}) of "
         f"{str(taken.batch.dtype).removeprefix('torch.')}: `{facts['transform']}`, where x is {facts['input_dtype']} "
-        "as the data set has it |",
+        "as in the data set |",
         f"| output | {_output(facts)} |",
         f"| data | `{recipe.tables['data']['name']}` over {facts['clients']} clients, partition "
         f"`{recipe.tables['partition']['kind']}` |",
@@ -48,14 +48,14 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         f"| optimizer, codec | `{recipe.optimizer.name}`, `{recipe.codec.name}` |",
         f"| accuracy | {_accuracy(taken)} |",
         *([f"| accuracy in the run | {measured} |"] if measured else []),
-        f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, all clients and rounds |",
+        f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, over all clients and rounds |",
         f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |",
         *([f"| norm statistics | {taken.norms} |"] if taken.norms else []),
-        f"| checked | on {taken.batch_of}: differs from the network as trained by {taken.difference:.1e} of the "
-        f"largest output, read back from the file by {apart:.1e} |",
+        f"| checked | on {taken.batch_of}: outputs differ by {taken.difference:.1e} of the largest one from those of "
+        f"the trained network, and by {apart:.1e} after reading the file back |",
         f"| made by | fedfactor {fedfactor.__version__}, torch {torch.__version__} |",
         "",
-        "The recipe, every default written out:",
+        "The recipe, with all defaults:",
         "",
         "```toml",
         recipe.to_toml().rstrip(),
@@ -80,7 +80,7 @@ def _accuracy(taken: Taken) -> str:
 
 
 def _journal(taken: Taken) -> str:
-    """Return what the run itself measured last of this model."""
+    """Return the last accuracy that the run itself measured for this model."""
     for event in reversed(taken.run.metrics):
         key = f"{taken.capacity:g}"
         if taken.client is None and key in event.get("global", {}):
@@ -93,5 +93,5 @@ def _journal(taken: Taken) -> str:
     return ""
 
 
-OWN = {"all": "on its own test data", "selected_after": "on its own test data, right after it had trained"}
+OWN = {"all": "on its own test data", "selected_after": "on its own test data, directly after it had trained"}
 """Measurements of a client's own model."""

@@ -27,25 +27,25 @@ from fedfactor.task import Task, like
 CHECKED = 64
 """Examples of the batch on which models are compared."""
 APART = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest difference of two outputs, as a share of the largest output: sums in another order differ by less."""
+"""Largest difference of two outputs, as a share of the largest output: the order of a sum changes less."""
 FROZEN_ON = 10_000
 """Most training examples on which norm statistics are estimated, in batches of `FROZEN_BATCH`."""
 FROZEN_BATCH = 500
-"""As many as scores are measured on at once."""
+"""Batch size of the estimate."""
 
 
 class ExportError(RuntimeError):
-    """A model that cannot be taken out of a run as asked."""
+    """The model of a run cannot be exported as asked."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A plain model and what is known of it."""
+    """A plain model and what is known about it."""
 
     model: nn.Module
     run: Run
     facts: Facts
-    """What is known of the task."""
+    """What is known about the task."""
     result: Result
     capacity: float
     client: int | None
@@ -65,8 +65,8 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
     """Compose a run's model and compare it with the network as trained."""
     if not run.recipe.method.traits.plain:
         raise ExportError(
-            f"{run.recipe.method.name}'s weights depend on the batch: the answer to an input changes with those beside "
-            "it, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
+            f"{run.recipe.method.name}'s weights depend on the batch: the output for an input changes with the rest "
+            "of its batch, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
         )
     clients = run.task["clients"]
     if client is not None and not 0 <= client < clients:
@@ -79,7 +79,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
     batch, batch_of = _batch(federation.setup.task, client, with_data)
     _check_norms(run, federation, server, level, with_data)
     plain = result.model_at(level) if client is None else result.client_model(client)
-    plain = copy.deepcopy(plain).eval()  # the federation fills its networks again and again
+    plain = copy.deepcopy(plain).eval()  # the federation reuses its networks
     trained = _as_trained(federation, server, who).eval()
     batch = like(batch, next(iter(plain.parameters()), torch.zeros(())))
     apart = difference(answers(plain, batch), answers(trained, batch))
@@ -88,7 +88,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
             f"the composed model differs from the trained one by {apart:.1e} of its largest output: nothing was written"
         )
     if next((p.dtype for p in plain.parameters()), None) == torch.bfloat16:
-        plain, batch = plain.float(), batch.float()  # exact, and read everywhere
+        plain, batch = plain.float(), batch.float()  # exact, and all formats have it
     norms = _frozen(plain, federation, client, calibrated=run.recipe.method.traits.calibrates)
     scores, tested = _scores(federation.setup.task, plain, client) if with_data else ({}, "")
     return Taken(plain, run, facts, result, level, client, batch, batch_of, norms, apart, scores, tested)
@@ -126,7 +126,7 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
     down = method.download(view, who, plan, HeldTensors(store, "server"), network)
     kept: Tensors
     if who.client < 0:
-        # The server's model has no client's part: what is added to its own is nothing.
+        # The server's model has no private part of a client: zeros are added.
         kept = {name: torch.zeros_like(tensors_of(network)[name]) for name in method.private_names(network)}
     else:
         state = kept_of(federation.setup, store.read("client", who.client), server.round)
@@ -146,8 +146,12 @@ def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str
         example, rng = data.example, torch.Generator().manual_seed(0)
         shape = (CHECKED, *example.shape)
         if example.is_floating_point():
-            return torch.randn(shape, generator=rng, dtype=example.dtype), "random inputs, for want of the data"
-        return torch.randint(2, shape, generator=rng, dtype=example.dtype), "random tokens, for want of the data"
+            return torch.randn(
+                shape, generator=rng, dtype=example.dtype
+            ), "random inputs, because the data was not loaded"
+        return torch.randint(
+            2, shape, generator=rng, dtype=example.dtype
+        ), "random tokens, because the data was not loaded"
     examples, what = _tests(task, client)
     if examples is None:
         examples, what = data.of(client or 0), f"training examples of client {client or 0}"
@@ -186,7 +190,7 @@ def limit(model: nn.Module) -> float:
     return APART[next((p.dtype for p in model.parameters()), torch.float32)]
 
 
-# Norms that normalise by their batch: what is written must not depend on its neighbours.
+# Batch norms without running statistics. An exported model must give one input the same output in any batch.
 
 
 def _loose(model: nn.Module) -> list[str]:
@@ -201,24 +205,24 @@ def _check_norms(run: Run, federation: Federation, server: Server, level: float,
         return
     raise ExportError(
         f"{loose[0]} and the other batch norms of {run.directory} keep no statistics; they are estimated on training "
-        "data, which is needed for it"
+        "data: export with the data"
     )
 
 
 def _frozen(model: nn.Module, federation: Federation, client: int | None, *, calibrated: bool) -> str:
-    """Give batch norms that have none fixed statistics, of training data; say what the statistics are."""
+    """Give fixed statistics, estimated on training data, to batch norms that have none; describe the statistics."""
     if not batch_norms(model):
         return ""
     if calibrated:
         return "estimated on all clients' training data after training, and frozen"
     if not _loose(model):
-        return "gathered while training, and averaged like weights where they are shared"
+        return "collected during training, and averaged like weights where they are shared"
     setup, data = federation.setup, federation.setup.task.data
     if client is not None:
         rows = data.train_of[client]
     else:
         rows = torch.cat([data.train_of[one] for one in federation.rounds.measured(setup.training.seed, data.clients)])
-    # Mixed, since that is what the model will meet.
+    # In mixed order: a batch of one client alone would have the statistics of that client.
     order = numpy_rng(setup.training.seed, "frozen norms").permutation(len(rows))[:FROZEN_ON]
     rows, first = rows[torch.from_numpy(order)], next(iter(model.parameters()))
     with torch.no_grad(), watched_norms(model) as statistics:
@@ -227,6 +231,6 @@ def _frozen(model: nn.Module, federation: Federation, client: int | None, *, cal
     with_statistics(model, statistics())
     whose = "of all clients" if client is None else f"of client {client}"
     return (
-        f"estimated on {len(rows):,} training examples {whose} and frozen; while training every batch had its own, and "
-        "scores of the run were measured so"
+        f"estimated on {len(rows):,} training examples {whose} and frozen; in the run itself, training and scores used "
+        "the statistics of each batch"
     )
