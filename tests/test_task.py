@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
-from fedfactor.data.clients import FederatedData, Virtual
 from fedfactor.task import Task
-from tests.helpers.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data
 
 
 def test_divergence_from_a_teacher_by_hand() -> None:
@@ -37,47 +39,22 @@ def test_a_batch_of_token_sequences_counts_every_position_once() -> None:
     torch.testing.assert_close(task.divergence(outputs, teacher), flat)
 
 
-def test_a_virtual_population_is_the_list_it_stands_for() -> None:
-    real = data()
-    virtual = Virtual(6, lambda client: real.train_of[client])
-    assert real.test_of is not None
-    tests = Virtual(6, lambda client: torch.arange(20) + 20 * client)
-    same = FederatedData(real.train, virtual, real.central, tests)
-    assert same.fingerprint == real.fingerprint
-    assert run(data=same, evaluate_clients="all").summary == run(data=real, evaluate_clients="all").summary
+def test_language_has_perplexity_and_binary_has_a_threshold() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    model = nn.Identity()
+    scores = Task(model, data(), "language").evaluate(model, (logits, torch.tensor([0, 0])))
+    assert scores["accuracy"] == 0.5
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    one = torch.tensor([[0.3], [-0.2], [4.0]])
+    scores = Task(model, data(), "binary").evaluate(model, (one, torch.tensor([1, 1, 0])))
+    assert scores["accuracy"] == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="kind must be"):
+        Task(model, data(), "regression")  # type: ignore[arg-type]
 
 
-def test_a_million_clients_cost_what_ten_do() -> None:
-    """Nothing may ask every client for its examples."""
-    real, asked = data(), set[int]()
-
-    def positions(client: int) -> torch.Tensor:
-        asked.add(client)
-        return (torch.arange(20) + 7 * client) % len(real.train[1])
-
-    many = FederatedData(real.train, Virtual(1_000_000, positions), real.central, Virtual(1_000_000, positions_of_test))
-    result = run("fedper", data=many, cohort=10, rounds=2, evaluate_clients="all", evaluate_limit=5)
-    assert len(asked) <= 16 + 20, "more than those looked at beforehand and those of two cohorts"
-    assert result.history[-1]["all"]["clients"] == 5
-    assert len(result.federation.store.clients("client")) == len({c for e in result.history[1:] for c in e["cohort"]})
-
-
-def positions_of_test(client: int) -> torch.Tensor:
-    return torch.arange(client % 10, client % 10 + 5)
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        (lambda client: torch.tensor([client]), "train_of of client 67 reaches from 67 to 67"),
-        (lambda client: torch.arange(0), "client 0 has no examples"),
-    ],
-)
-def test_a_few_clients_of_a_virtual_population_are_checked(positions: object, message: str) -> None:
-    examples = torch.zeros(50, 2), torch.zeros(50, dtype=torch.long)
-    with pytest.raises(ValueError, match=message):
-        FederatedData(examples, Virtual(1000, positions))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lists no client"):
-        FederatedData(examples, Virtual(0, positions))  # type: ignore[arg-type]
-    with pytest.raises(IndexError, match="no client 7 in a population of 5"):
-        Virtual(5, lambda client: torch.arange(3))[7]
+def test_language_is_measured_a_token() -> None:
+    logits = torch.zeros(2, 3, 5)
+    logits[:, 1] = 1.0
+    model = nn.Identity()
+    scores = Task(model, data(), "language").evaluate(model, (logits, torch.ones(2, 5, dtype=torch.long)))
+    assert scores["accuracy"] == 1.0 and scores["examples"] == 10

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ from fedfactor.registry import create
 from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import override, resolve
 from tests.helpers import tiny
-from tests.helpers.command import fedfactor
 
 TINY = "tests.helpers.tiny:Tiny"
 
@@ -165,25 +162,6 @@ def test_a_recipe_of_every_method_that_fits_runs(method: str) -> None:
     small = ["partition.clients=4", "train.cohort=2", "train.rounds=1", "data.test_share=0.9"]
     result = run(resolve(override(tables, small)))
     assert result.summary["rounds"] == 1 and result.summary["totals"]["failures"] == 0
-
-
-def test_the_command_writes_a_recipe_that_the_command_runs(tmp_path: Path) -> None:
-    def call(*words: object) -> str:
-        done = fedfactor(*words)
-        assert done.exit_code == 0, done.stderr
-        return done.stdout
-
-    devices = itertools.chain.from_iterable(("--device", text) for text in DEVICES)
-    out = call(
-        "plan", "--model", "digits_cnn", "--input", "1x8x8", "--classes", 10, *devices, "--link", "2Mbps", "--rounds", 3,
-        "--recipe", tmp_path / "planned.toml",
-    )  # fmt: skip
-    assert "phone: 100 kB up" in out and "Take " in out
-    tables = tomllib.loads((tmp_path / "planned.toml").read_text())
-    assert tables["data"]["name"] == "digits" and sum(tables["capacities"]["shares"]) == pytest.approx(1)
-    small = ("--set", "train.rounds=2", "--set", "partition.clients=6", "--set", "train.cohort=3")
-    call("run", tmp_path / "planned.toml", *small, "--out", tmp_path / "run", "--quiet")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
 
 
 # What is said wrong.

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +126,6 @@ def test_what_is_there_is_not_overwritten_and_a_changed_recipe_is_refused(tmp_pa
     assert "Traceback" not in again.stderr + changed.stderr
 
 
-def test_resume_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
-    done = call("run", recipe(tmp_path), "--out", tmp_path / "new", "--resume", "--quiet", "--set", "train.rounds=1")
-    assert done.exit_code == 0, done.stderr
-    assert json.loads((tmp_path / "new" / "summary.json").read_text())["rounds"] == 1
-
-
-def test_a_second_process_on_one_directory_is_refused(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path), tmp_path / "out"
-    with subprocess.Popen(
-        command("run", path, "--out", out, "--set", "train.rounds=500"), stdout=subprocess.PIPE
-    ) as one:
-        while not (out / "recipe.toml").exists():
-            assert one.poll() is None
-            time.sleep(0.05)
-        two = call("run", path, "--out", out, "--resume", "--set", "train.rounds=500")
-        one.kill()
-    assert two.exit_code == 2 and "another process is using" in two.stderr
-
-
 def test_a_sweep_runs_its_cells_and_only_those_asked_for(tmp_path: Path) -> None:
     text = '[[sweep.cases]]\nname = "a"\n[[sweep.cases]]\nname = "b"\ncodec = { name = "fedpaq" }\n'
     path, out = recipe(tmp_path, text=text), tmp_path / "out"
@@ -171,15 +151,6 @@ def test_overrides_reach_every_cell(tmp_path: Path) -> None:
     done = call("run", path, "--out", tmp_path / "o", "--set", "train.rounds=1", "--set", "method.gamma=0.5", "--quiet")
     assert done.exit_code == 0, done.stderr
     assert "gamma = 0.5" in (tmp_path / "o" / "a" / "recipe.toml").read_text()
-
-
-def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
-    path, out = recipe(tmp_path), tmp_path / "out"
-    assert call("run", path, "--out", out, "--set", "train.cohort=100").exit_code == 2
-    done = call("run", path, "--out", out, "--set", "train.rounds=1", "--quiet")
-    assert done.exit_code == 0, done.stderr
-    wrong = call("run", path, "--out", tmp_path / "p", "--engine", "pool", "--workers", -1)
-    assert wrong.exit_code == 2
 
 
 def test_a_missing_data_set_says_where_and_how(tmp_path: Path) -> None:

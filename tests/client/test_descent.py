@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from fedfactor.protocol.settings import Training
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
 from fedfactor.task import Task
-from tests.helpers.tiny import data
+from tests.helpers.tiny import data, run
 
 
 def setup(training: Training) -> Setup:
@@ -43,3 +45,13 @@ def test_steps_are_those_of_torchs_fused_sgd_to_the_bit(momentum: float, weight_
             optimizer.step()
         assert all(torch.equal(ours[name], theirs[name]) for name in start)
     assert not torch.equal(ours["late"], start["late"])
+
+
+def test_clipping_bounds_a_step() -> None:
+    start, clipped = run(rounds=0).server.tensors, run(rounds=1, max_grad_norm=0.01, cohort=1).server.tensors
+    moved = sum(
+        float((clipped[n] - start[n]).square().sum())
+        for n in start
+        if start[n].is_floating_point() and "running" not in n
+    )
+    assert 0 < math.sqrt(moved) <= 4 * 0.05 * 0.01 * 1.001  # four steps of rate .05

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedfactor
 from fedfactor.client.work import batches
 from fedfactor.data.clients import FederatedData
 from fedfactor.protocol.settings import Training
@@ -13,6 +14,8 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
 from fedfactor.runs.simulate import simulate
 from fedfactor.task import Task
+from tests.helpers.quadratic import Point, clients, x
+from tests.helpers.quadratic import run as quadratic
 from tests.helpers.tiny import OPTIMIZERS, data
 
 
@@ -51,3 +54,27 @@ def test_sparse_gradients_of_an_embedding_are_gradients_like_others(optimizer: s
     settings = {"rounds": 2, "lr": 0.1, "batch_size": 3, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0}
     dense, sparse = (simulate(Words(sparse), words, optimizer=optimizer, **settings) for sparse in (False, True))
     assert sparse.summary["weights_sha256"] == dense.summary["weights_sha256"]
+
+
+def test_a_last_batch_of_one_joins_the_one_before() -> None:
+    result = fedfactor.simulate(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)),
+        (data().train[0][:42], data().train[1][:42]),
+        clients=2,
+        batch_size=20,
+        rounds=1,
+    )
+    assert result.summary["totals"]["failures"] == 0
+
+
+def test_local_steps_are_torchs_own_sgd() -> None:
+    """Momentum and weight decay over several steps of one client, against torch.optim.SGD, to the bit."""
+    one = clients((1.0, 1.0))
+    found = x(quadratic(data=one, epochs=7, momentum=0.9, weight_decay=0.1, lr=0.05))
+    point = Point().double()
+    sgd = torch.optim.SGD(point.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1, fused=True)
+    for _ in range(7):
+        sgd.zero_grad()
+        (0.5 * (point.x - 1) ** 2).mean().backward()
+        sgd.step()
+    assert found == float(point.x.detach())

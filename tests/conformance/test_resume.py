@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.killing import ROUNDS, outcome
-from tests.helpers.tiny import METHODS, Tiny, data, run
+from tests.helpers.tiny import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,54 +50,3 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors"))
     assert outcome("fedper", tmp_path) == first
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")) == before
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": 9}, "seed was 5 and is now 9"),
-        ({"lr": 0.2}, "lr was 0.05 and is now 0.2"),
-        ({"method": "fedpara"}, "method was FedAvg"),
-        ({"optimizer": "scaffold"}, "optimizer was FedAvgOptimizer"),
-        ({"codec": "int8"}, "codec was Float32"),
-        ({"cohort": 4}, "cohort was 3 and is now 4"),
-        ({"data": data(even=False)}, "clients was 6"),
-        ({"data": replace(data(), train_of=data().train_of[::-1])}, "clients was 6 .split .* and is now 6"),
-        ({"data": replace(data(), train=(data().train[0], 9 - data().train[1]))}, "clients was 6 .split .* now 6"),
-        ({"model": lambda: Tiny(0.5)}, "model was"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_carrying_on_with_other_settings_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
-    run("fedavg", rounds=1, directory=tmp_path)
-    with pytest.raises(ValueError, match=f"started with other settings: .*{message}"):
-        run(**{"method": "fedavg", "rounds": 2, "directory": tmp_path, **change})  # type: ignore[arg-type]
-    assert run("fedavg", rounds=2, directory=tmp_path).summary["rounds"] == 2
-
-
-def test_killed_while_the_journal_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Carrying on cuts what was written after the last commit; ending there must not lose what was committed."""
-    run("fedavg", rounds=2, directory=tmp_path)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "half a li')
-
-    class Ended(Exception):
-        pass
-
-    def end(*_: object) -> None:
-        raise Ended
-
-    for moment in ("truncate", "fsync"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"fedfactor.server.store.os.{moment}", end)
-            with pytest.raises(Ended):
-                run("fedavg", rounds=3, directory=tmp_path)
-    assert run("fedavg", rounds=3, directory=tmp_path).summary == run("fedavg", rounds=3).summary
-
-
-def test_strangers_files_in_a_checkpoint_do_no_harm(tmp_path: Path) -> None:
-    run("fedper", rounds=1, directory=tmp_path)
-    folder = next((tmp_path / "checkpoint" / "client").iterdir())
-    (folder / ".DS_Store").touch()
-    (folder / "notes.txt").touch()
-    assert run("fedper", rounds=2, directory=tmp_path).summary == run("fedper", rounds=2).summary

@@ -19,7 +19,6 @@ import torch
 from fedfactor.engines import Done, Job, Pool
 from fedfactor.engines.pool import PreparedJob, SharedBuffer, WorkerStartError, shared_file
 from fedfactor.methods import HeteroFL
-from fedfactor.protocol.message import decode
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
 from tests.helpers.tiny import Tiny, data, run
@@ -227,21 +226,3 @@ def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
     with Pool(2) as pool:
         found = run(engine=pool, rounds=3, on_event=kill)
         assert found.summary == expected and found.summary["totals"]["failures"] == 0
-
-
-def test_the_longest_jobs_come_first() -> None:
-    sizes: list[float] = []
-
-    class Watching(Pool):
-        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-            def noted() -> Iterator[Job]:
-                for job in jobs:
-                    message = decode(job.message)
-                    sizes.extend([message.fields["capacity"]] * (message.kind == "train"))
-                    yield job
-
-            yield from super().run(setup, noted())
-
-    with Watching(1) as pool:
-        run("heterofl", engine=pool, rounds=1, cohort=6, evaluate_every=0, evaluate_clients="none")
-    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -192,3 +193,8 @@ class Deployment:
     def serve(self, **changes: Any) -> Result:
         """Start the ServerApp and wait for its end."""
         return serve(self.grid, Context(1, 1, {}, RecordDict(), {**self.config, **changes}))
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> str:
+    """Return what the server logged about nodes that it refused."""
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "fedfactor.engines.flower")

@@ -19,3 +19,13 @@ TABLES: dict[str, Any] = {
 def recipe(*assignments: str) -> Recipe:
     """Three rounds of three out of six clients, with these settings."""
     return resolve(override(TABLES, list(assignments)), "tiny.toml")
+
+
+BASE: dict[str, Any] = {
+    "name": "base",
+    "data": {"name": "digits"},
+    "partition": {"kind": "dirichlet", "clients": 20},
+    "model": {"name": "digits_cnn"},
+    "method": {"name": "fedpara"},
+}
+"""Only what a recipe needs, and a method with settings; not to be run."""

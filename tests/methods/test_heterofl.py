@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fedfactor.methods import HeteroFL, Participant
-from fedfactor.nn.norms import scaled_norm_inputs
 from fedfactor.protocol.plan import Reply, holders_mean, pull
 from fedfactor.task import Task, masked_logits
 from tests.helpers.networks import Text
@@ -46,16 +45,6 @@ def test_masked_logits_push_nothing_down() -> None:
     assert masked.tolist() == [[1.0, 0.0, 3.0]]
     nn.functional.cross_entropy(masked, torch.tensor([2])).backward()
     assert logits.grad is not None and logits.grad[0, 1] == 0 and logits.grad[0, 0] > 0
-
-
-def test_scaler_multiplies_what_enters_a_norm_and_leaves_no_hook() -> None:
-    norm = nn.Sequential(nn.LayerNorm(4, elementwise_affine=False, eps=1.0))
-    x = torch.tensor([[1.0, -1.0, 2.0, -2.0]])
-    plain = norm(x)
-    with scaled_norm_inputs(norm, 4.0):
-        torch.testing.assert_close(norm(x), nn.functional.layer_norm(4 * x, (4,), eps=1.0))
-    torch.testing.assert_close(norm(x), plain, rtol=0, atol=0)
-    assert not norm[0]._forward_pre_hooks
 
 
 @pytest.mark.parametrize(

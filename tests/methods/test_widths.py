@@ -145,33 +145,6 @@ def test_origdrop_is_really_smaller_and_keeps_what_nobody_held() -> None:
     assert run(OrigDrop(static_norm=True), capacities={0.25: 1.0}).model.bn1.running_mean is not None
 
 
-class Folded(nn.Module):
-    """A norm without weights over all rows of all digits: its first axis is eight times the batch."""
-
-    def __init__(self, width: float = 1.0) -> None:
-        super().__init__()
-        self.row = nn.Linear(8, int(4 * width))
-        self.norm = nn.BatchNorm1d(int(4 * width), affine=False)
-        self.fc = nn.Linear(int(32 * width), 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.norm(self.row(x.reshape(-1, 8)))
-        return self.fc(rows.reshape(len(x), -1))
-
-
-def test_static_statistics_of_norms_over_more_than_the_batch() -> None:
-    result = run(HeteroFL(), model=Folded, rounds=1)
-    model, data = result.model_at(1.0).eval(), result.federation.setup.task.data
-    seen = model.row(data.train[0][torch.cat(list(data.train_of))].reshape(-1, 8))
-    torch.testing.assert_close(model.norm.running_mean, seen.mean(0), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(model.norm.running_var, seen.var(0), rtol=0.1, atol=1e-3)
-
-
-def test_no_client_is_asked_for_statistics_that_nothing_needs() -> None:
-    event = run(HeteroFL(), model=Text, rounds=1).history[-1]
-    assert event["bytes_calibration"] == 0
-
-
 class Cell(nn.Module):
     def __init__(self, width: float = 1.0, both: bool = False) -> None:
         super().__init__()
@@ -200,12 +173,6 @@ def test_low_rank_clients_are_never_larger() -> None:
     assert gates[1.0] > gates[0.5] > gates[0.25]
     with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
         FedHM().network(mlp, 0.75)
-
-
-@pytest.mark.parametrize("method", ["prism", "orthdrop", "heterofl", "origdrop", "fjord", "flanc", "fedhm"])
-def test_capacities_that_change_nothing_are_refused(method: str) -> None:
-    with pytest.raises(ValueError, match=r"capacity 0\.5|no (inner )?layer"):
-        run(method, model=lambda width=1.0: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), capacities={0.5: 1.0})
 
 
 @pytest.mark.parametrize(

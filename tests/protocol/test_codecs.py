@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+from fedfactor.methods import Method
 from fedfactor.protocol.codecs import FedPAQ, Float16, Float32, Int8, TopK
+from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import BadMessage
+from tests.helpers.quadratic import clients, run, x
 
 RNG = torch.Generator()
 
@@ -78,10 +85,25 @@ def test_topk_refuses_positions_outside_the_tensor_and_repeated_ones(where: list
         TopK().from_up(topk_message(*where), {"w": torch.zeros(4)})
 
 
-def test_what_is_expected_up_has_the_shape_of_what_goes_up() -> None:
-    reference = {"w": torch.zeros(5, 3), "b": torch.zeros(())}
-    w = {"w": torch.randn(5, 3), "b": torch.tensor(1.0)}
-    for codec in (Float32(), FedPAQ(), Float16(), Int8(), TopK()):
-        coded, _ = codec.up(w, reference, {}, RNG)
-        expected = codec.expected_up(reference)
-        assert {n: (t.shape, t.dtype) for n, t in coded.items()} == {n: (t.shape, t.dtype) for n, t in expected.items()}
+def test_top_k_feeds_its_remainder_back_over_rounds() -> None:
+    """Two weights, one sent a round: what the first round leaves out goes up with the second's change."""
+    data = clients((1.0, 1.0))
+    model = nn.Module()
+    model.x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    model.forward = lambda inputs: inputs.sum() * model.x.sum()  # type: ignore[method-assign]
+
+    @dataclass(frozen=True)
+    class Two(Method):
+        def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+            return -(network.x * torch.tensor([1.0, 0.6], dtype=torch.float64)).sum()  # constant gradient (-1, -.6)
+
+    settings: dict[str, Any] = {"data": data, "model": model, "method": Two(), "codec": TopK(share=0.5), "epochs": 1}
+    assert run(rounds=1, **settings).server.tensors["x"].tolist() == pytest.approx([0.1, 0.0])
+    # second round: changes (.1, .06) plus remainder (0, .06) are (.1, .12), and the second is larger
+    assert run(rounds=2, **settings).server.tensors["x"].tolist() == pytest.approx([0.1, 0.12])
+
+
+def test_fedpaq_sends_the_model_as_float16() -> None:
+    """y = (.19, -.36) rounded to float16 each, then averaged."""
+    expected = float(torch.tensor([0.19, -0.36]).half().double().mean())
+    assert x(run(codec="fedpaq")) == pytest.approx(expected, abs=1e-12)

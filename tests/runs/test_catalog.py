@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,33 +37,6 @@ def test_a_file_of_that_name_comes_first(tmp_path: Path) -> None:
 def test_a_wrong_name_is_answered_with_the_nearest(wrong: str) -> None:
     with pytest.raises(ValueError, match=rf"no file {wrong}, and .*did you mean 'demo'\?.*`fedfactor recipes` lists"):
         catalog.find(Path(wrong))
-
-
-def test_recipes_lists_one_line_each() -> None:
-    lines = fedfactor("recipes").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == catalog.names()
-    assert all(catalog.description(line.split()[0]) in line for line in lines)
-
-
-def test_the_list_starts_without_torch() -> None:
-    code = "import sys; from fedfactor.cli import app; app(['recipes'], standalone_mode=False); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_copy_is_written_once(tmp_path: Path) -> None:
-    assert (
-        "wrote fedpara-table12.toml; next: fedfactor run fedpara-table12.toml"
-        in fedfactor("recipes", "copy", "fedpara/table12").stdout
-    )
-    assert (tmp_path / "fedpara-table12.toml").read_text() == catalog.packaged("fedpara/table12").read_text()
-    assert fedfactor("recipes", "copy", "demo", "-o", "mine.toml").exit_code == 0
-    assert (tmp_path / "mine.toml").read_text() == catalog.packaged("demo").read_text()
-    (tmp_path / "mine.toml").write_text("name = 'edited'")
-    assert "mine.toml exists already" in fedfactor("recipes", "copy", "demo", "-o", "mine.toml").stderr
-    assert (tmp_path / "mine.toml").read_text() == "name = 'edited'"
-    assert "the folder nowhere does not exist" in fedfactor("recipes", "copy", "demo", "-o", "nowhere/a.toml").stderr
-    assert "no packaged recipe is called 'demos'" in fedfactor("recipes", "copy", "demos").stderr
 
 
 def test_commands_take_names(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedfactor.runs import tasks
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import RecipeError, resolve
 from tests.helpers.recipes import recipe
-from tests.helpers.tiny import run as simulated
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,31 +49,6 @@ def test_the_same_recipe_in_memory_ends_the_same(tmp_path: Path) -> None:
 # Carrying on.
 
 
-def test_a_directory_without_a_commit_starts_at_round_0(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"event": "start"}\n{"event": "rou')
-    (tmp_path / "recipe.toml").write_text('name = "of another run that was killed before its first commit"\n')
-    assert run(recipe(), tmp_path, resume=True).summary["rounds"] == 3
-    assert load(tmp_path).recipe == recipe()
-
-
-def test_a_directory_in_use_is_left_alone_without_resume(tmp_path: Path) -> None:
-    run(recipe("train.rounds=1"), tmp_path)
-    with pytest.raises(RunError, match="holds a run already; continue it with --resume"):
-        run(recipe("train.rounds=1"), tmp_path)
-
-
-def test_another_recipe_is_refused_naming_the_difference(tmp_path: Path) -> None:
-    run(recipe("train.rounds=1"), tmp_path)
-    for change, message in (
-        ("train.rounds=2", "train.rounds was 1 and is now 2"),
-        ("method.name=local", "method.name was 'fedavg' and is now 'local'"),
-        ("partition.clients=7", "partition.clients was 6 and is now 7"),
-        ("evaluate.target=0.5", "evaluate.target was None and is now 0.5"),
-    ):
-        with pytest.raises(RunError, match=f"started with another recipe: {message}"):
-            run(recipe("train.rounds=1", change), tmp_path, resume=True)
-
-
 def test_a_run_from_before_settings_were_renamed_resumes_once_its_recipe_is_edited(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(recipe(), tmp_path / "old", on_event=_stop_at_round(2))
@@ -109,73 +79,12 @@ def _stop_at_round(number: int) -> Callable[[dict[str, Any]], None]:
     return listen
 
 
-def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(recipe("train.rounds=1"), tmp_path)
-    honest = tasks.load_data
-
-    def other(**options: Any) -> Any:
-        found = honest(**options)
-        return dataclasses.replace(found, train=(found.train[0], 9 - found.train[1]))
-
-    monkeypatch.setattr(tasks, "load_data", other)
-    with pytest.raises(ValueError, match=r"clients was 6 .split .* and is now 6"):
-        run(recipe("train.rounds=1"), tmp_path, resume=True)
-
-
-def test_a_run_that_was_started_from_python_is_no_recipes(tmp_path: Path) -> None:
-    simulated(directory=tmp_path, rounds=1)
-    for resume in (False, True):
-        with pytest.raises(RunError, match=r"has no recipe\.toml"):
-            run(recipe(), tmp_path, resume=resume)
-
-
 def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
     for change in ("partition.clients=5000", "train.cohort=7", "model.name=os:getcwd", "model={name = 'mlp'}"):
         with pytest.raises((ValueError, RunError)):
             run(recipe(change), tmp_path)
         assert not (tmp_path / "checkpoint" / "current").exists()
     assert run(recipe(), tmp_path).summary["rounds"] == 3
-
-
-def test_a_model_that_cannot_take_the_data_says_so() -> None:
-    with pytest.raises(ValueError, match=r"the model cannot process the data, whose inputs are 1 x 8 x 8: .*784"):
-        run(recipe("model={name = 'mlp'}"))
-
-
-def test_what_cannot_be_a_directory_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunError, match=r"file.* cannot be a run directory \(.*\); give another one"):
-            run(recipe(), place)
-
-
-def test_a_model_that_is_none_says_so() -> None:
-    with pytest.raises(RunError, match=r"model 'os:getcwd' should build a torch\.nn\.Module, got a str"):
-        run(recipe("model.name=os:getcwd"))
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        (
-            "checkpoint/round-1/server.safetensors",
-            b"\x10",
-            r"server\.safetensors is damaged .*: restore it from a backup",
-        ),
-        ("checkpoint/round-1/info.json", b'{"round": 1', r"info\.json is damaged"),
-        ("checkpoint/current", b"round-9", "round-9/server.safetensors"),
-        ("checkpoint/current", b"", "current is damaged .expected the name of a round, got ''"),
-        ("checkpoint/current", b"../../other", "current is damaged"),
-        ("metrics.jsonl", b'{"event": "start"}\n', "holds 1 events, but 2 were committed"),
-        ("metrics.jsonl", b"half a li\nne\n", r"metrics\.jsonl is damaged .line 1 is not JSON"),
-        ("recipe.toml", b"half a li", "recipe.toml is not TOML"),
-    ],
-)
-def test_damaged_files_are_named(file: str, content: bytes, message: str, tmp_path: Path) -> None:
-    run(recipe("train.rounds=1"), tmp_path)
-    (tmp_path / file).write_bytes(content)
-    with pytest.raises(Exception, match=message):
-        run(recipe("train.rounds=1"), tmp_path, resume=True)
 
 
 def test_a_last_line_cut_short_is_cut_off(tmp_path: Path) -> None:
@@ -187,24 +96,6 @@ def test_a_last_line_cut_short_is_cut_off(tmp_path: Path) -> None:
     assert len(load(directory).metrics) == 4
     assert run(recipe(), directory, resume=True).summary == whole
     assert (directory / "metrics.jsonl").read_text().endswith("}\n")
-
-
-# Other processes.
-
-
-def test_a_second_process_is_refused_before_the_data_is_loaded(tmp_path: Path) -> None:
-    holder = (
-        "import sys, filelock\nwith filelock.FileLock(sys.argv[1]).acquire(timeout=0):\n print('held', flush=True)\n"
-        " sys.stdin.read()\n"
-    )
-    words = [sys.executable, "-c", holder, str(tmp_path / "lock")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(RunError, match=r"another process is using .*; wait for it, or give another directory"):
-            run(recipe("data={name = 'cifar10'}"), tmp_path, data_dir=tmp_path / "there is no such folder")
-        assert process.stdin is not None
-        process.stdin.close()
-    assert run(recipe(), tmp_path).summary["rounds"] == 3  # a lock ends with its process
 
 
 # Devices.

@@ -13,7 +13,6 @@ from fedfactor.runs import tasks
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
-from fedfactor.server.store import DiskStore
 from tests.helpers.command import fedfactor_process
 from tests.helpers.recipes import recipe
 from tests.helpers.tiny import METHODS
@@ -107,24 +106,6 @@ def test_kept_rounds_are_what_the_run_was_then(finished: Path, tmp_path_factory:
     assert not torch.equal(kept.model(client=0).eval()(x), load(finished, round=0).model(client=0).eval()(x))
     start = load(finished, round=0)
     assert start.clients() == [] and start.private(0) == {} and len(start.metrics) == 1
-
-
-def test_a_round_to_keep_is_kept_although_killed_just_after_its_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    def kill(*_: object) -> None:
-        raise Killed
-
-    one = recipe("run.keep_rounds=[2]")
-    with monkeypatch.context() as patch:
-        patch.setattr(DiskStore, "_keep", kill)
-        with pytest.raises(Killed):
-            run(one, tmp_path / "out")
-    run(one, tmp_path / "out", resume=True)
-    assert load(tmp_path / "out").kept == [2]
 
 
 def test_a_round_that_was_not_kept_names_those_that_were(

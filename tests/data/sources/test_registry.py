@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import threading
-import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ from fedfactor import registry
 from fedfactor.data import Dataset, MissingData, load
 from fedfactor.data.clients import AsStored
 from fedfactor.data.sources import data_folder, info, names
-from fedfactor.rng import numpy_rng
 from tests.helpers import made_data as make
 
 
@@ -69,22 +65,6 @@ def test_options_out_of_range(name: str, options: dict[str, Any], message: str, 
         load(name, tmp_path, **options)
 
 
-def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
-    from sklearn.datasets import load_digits
-
-    raw, data = load_digits(), load("digits", tmp_path)
-    order = numpy_rng(0, "split").permutation(1797)
-    assert np.array_equal(np.concatenate([data.test[0], data.train[0]])[:, 0], raw.images[order])
-    assert np.array_equal(np.concatenate([data.test[1], data.train[1]]), raw.target[order])
-
-
-def test_digits_need_nothing(tmp_path: Path) -> None:
-    data = load("digits", tmp_path / "nowhere")
-    assert data.train[0].shape == (1438, 1, 8, 8)
-    assert data.train[0].max() == 16
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDFACTOR_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -110,91 +90,6 @@ def test_text_is_not_augmented(tmp_path: Path) -> None:
         (place / f"{part}.csv").write_text('"1","a","b"\n')
     with pytest.raises(ValueError, match="ag_news has no images of uint8"):
         load("ag_news", tmp_path, crop=4)
-
-
-def test_arrays_are_mapped_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedfactor.data.sources import cifar
-
-    make.cifar10(tmp_path)
-    first = load("cifar10", tmp_path)
-    assert isinstance(first.train[0], np.memmap)
-    with monkeypatch.context() as patch:
-        patch.setattr(cifar, "_rows", lambda *_: pytest.fail("read again"))
-        again = load("cifar10", tmp_path)
-    np.testing.assert_array_equal(again.train[0], first.train[0])
-    # Writing into the array must not reach the file.
-    again.train[0][0] = 0
-    np.testing.assert_array_equal(load("cifar10", tmp_path).train[0], first.train[0])
-    assert not list((tmp_path / ".fedfactor").glob("new-*"))
-
-
-def test_changed_files_and_damaged_caches_are_read_again(tmp_path: Path) -> None:
-    make.cifar10(tmp_path)
-    assert len(load("cifar10", tmp_path).train[1]) == 20
-    path = tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin"
-    path.write_bytes(path.read_bytes() * 2)
-    assert len(load("cifar10", tmp_path).train[1]) == 24
-    for folder in (tmp_path / ".fedfactor").iterdir():
-        (folder / "train_x.npy").write_bytes((folder / "train_x.npy").read_bytes()[:200])
-    assert load("cifar10", tmp_path).train[0].shape == (24, 3, 32, 32)
-
-
-def test_a_failure_leaves_no_cache(tmp_path: Path) -> None:
-    make.cifar10(tmp_path)
-    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="damaged"):
-        load("cifar10", tmp_path)
-    assert list((tmp_path / ".fedfactor").iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    make.cifar10(tmp_path / "data")
-    (tmp_path / "data" / ".fedfactor").write_text("in the way")
-    assert len(load("cifar10", tmp_path / "data").train[1]) == 20
-    assert list((tmp_path / "cache" / "fedfactor" / "data" / ".fedfactor").glob("cifar10-*"))
-    (tmp_path / "other").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
-    with pytest.raises(OSError, match="the arrays of cifar10 cannot be written"):
-        load("cifar10", tmp_path / "data")
-
-
-def test_what_cannot_be_removed_is_gone_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    make.cifar10(tmp_path)
-    load("cifar10", tmp_path)
-    (there,) = (tmp_path / ".fedfactor").iterdir()
-    for path in there.iterdir():
-        path.unlink()
-    there.rmdir()
-    there.write_text("a file in the way")
-    assert len(load("cifar10", tmp_path).train[1]) == 20
-    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
-
-
-def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
-    for name, age in (("new-old", 100_000), ("new-young", 0)):
-        left = tmp_path / ".fedfactor" / name
-        left.mkdir(parents=True)
-        os.utime(left, (time.time() - age,) * 2)
-    make.cifar10(tmp_path)
-    load("cifar10", tmp_path)
-    assert [path.name for path in (tmp_path / ".fedfactor").glob("new-*")] == ["new-young"]
-
-
-def test_many_at_once(tmp_path: Path) -> None:
-    make.cifar10(tmp_path)
-    found: list[Dataset] = []
-    threads = [threading.Thread(target=lambda: found.append(load("cifar10", tmp_path))) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 6
-    for data in found:
-        np.testing.assert_array_equal(data.train[0], found[0].train[0])
-    assert len(list((tmp_path / ".fedfactor").iterdir())) == 1
 
 
 def tiny(folder: Path, size: int = 3) -> Dataset:
@@ -267,16 +162,3 @@ def test_mistakes_with_functions(name: str, options: dict[str, Any], message: st
 def test_a_module_that_is_not_there_may_be_a_slip(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'huggingfac:x', and .*No module named .*did you mean 'huggingface'"):
         load("huggingfac:x", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "message"),
-    [
-        (np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64), r"N x C x H x W.*got uint8 of shape \(3, 8, 8\)"),
-        (np.zeros((3, 8)), np.zeros(3), "numpy arrays, targets int64"),
-        ([[0.0]] * 3, np.zeros(3, np.int64), "must be numpy arrays"),
-    ],
-)
-def test_arrays_that_no_network_reads(inputs: Any, targets: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Dataset("mine", (inputs, targets), (inputs, targets), ("a",))

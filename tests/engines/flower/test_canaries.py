@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import validate_config
 from flwr.common.constant import ErrorCode
@@ -20,8 +20,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedfactor
-from fedfactor.engines.flower.adapter import ERRORS, STORED_AS, pack, unpack
-from fedfactor.protocol.message import BadMessage
+from fedfactor.engines.flower.adapter import ERRORS, pack
 from fedfactor.runs.flower.app import CLIENT_APP, SERVER_APP, write_app
 from tests.helpers.grid import FIRST_ID, LocalGrid, put_together, recipe, taken_apart, travelled
 
@@ -34,38 +33,12 @@ def test_messages_need_an_identity_which_the_local_grid_sets() -> None:
     assert Message(RecordDict(), FIRST_ID, "train").metadata.dst_node_id == FIRST_ID
 
 
-def test_bytes_of_our_own_kind_travel_unchanged_in_one_array() -> None:
-    LocalGrid([], {})
-    data = bytes(range(256)) * 30_000  # more than one of Flower's chunks
-    sent = Message(pack(bytearray(data), {"state": "", "seconds": 0.5, "restart": False}), FIRST_ID, "train")
-    assert unpack(travelled(sent).content) == (data, {"state": "", "seconds": 0.5, "restart": False})
-    assert unpack(travelled(Message(pack(b"", {}), FIRST_ID, "train")).content) == (b"", {})
-    assert unpack(travelled(Message(pack(None, {}), FIRST_ID, "train")).content) == (None, {})
-
-
 def test_an_answer_belongs_to_the_message_it_replies_to() -> None:
     LocalGrid([], {})
     asked = travelled(Message(pack(None, {}), FIRST_ID, "train"))
     reply = travelled(Message(pack(None, {}), reply_to=asked))
     assert reply.metadata.reply_to_message_id == asked.metadata.message_id != ""
     assert reply.metadata.src_node_id == FIRST_ID
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        {},
-        {"fields": ArrayRecord()},
-        {"fields": ConfigRecord(), "more": ConfigRecord()},
-        {"fields": ConfigRecord(), "bytes": ConfigRecord()},
-        {"fields": ConfigRecord(), "bytes": ArrayRecord()},
-        {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("uint8", (1,), "numpy.ndarray", b"x")})},
-        {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("int8", (1,), STORED_AS, b"x")})},
-    ],
-)
-def test_content_of_another_app_is_refused(records: dict[str, ConfigRecord | ArrayRecord]) -> None:
-    with pytest.raises(BadMessage, match="a message of another app"):
-        unpack(RecordDict(records))  # type: ignore[arg-type]
 
 
 def test_the_superlink_tells_the_nodes_keys() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import importlib
 import io
-import sys
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -25,26 +23,17 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.superlink import main
-from typer.testing import CliRunner
 
-from fedfactor.cli.flower import app as commands
-from fedfactor.engines.flower import superlink
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates, node_key
-from fedfactor.engines.flower.control import Control, NoAnswer, RegisteredNode, bundle, key_bytes, user_config_to_proto
+from fedfactor.engines.flower.control import Control, NoAnswer, bundle, key_bytes, user_config_to_proto
 from fedfactor.engines.flower.programs import (
     DeploymentError,
-    environment,
     free_port,
     node_command,
     superlink_command,
-    until,
 )
-from fedfactor.runs.execute import run
 from fedfactor.runs.flower.app import write_app
-from fedfactor.runs.flower.hosts import Attempts, Hopeless, Keys, RunFailed, refusal
-from fedfactor.runs.flower.local import Events
 from tests.helpers.deployment import recipe
 
 
@@ -126,43 +115,6 @@ def test_a_superlink_that_fails_is_asked_again_and_one_that_refuses_is_not(
     assert type(caught.value) is expected
 
 
-def test_the_superlink_is_served_behind_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: dict[str, Any] = {}
-    monkeypatch.setattr(sys, "argv", ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", "1"])
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: served.update(options, app=app))
-    superlink.main()
-    assert isinstance(served.pop("app"), superlink.LocalOnly)
-    assert served == {"host": "127.0.0.1", "port": 1, "ssl_keyfile": None, "ssl_certfile": None}
-
-
-def test_what_nodes_need_and_what_they_do_not_are_told_apart_by_paths() -> None:
-    paths = {route.path for router in (main.fleet_router, main.control_router) for route in router.routes}  # type: ignore[attr-defined]
-    for path in paths:
-        assert path.startswith(("/v1/fleet/", "/v1/control/")), path
-
-
-def asked(path: str, peer: str) -> list[Any]:
-    """Return what the guard sends for a request, `passed on` if it lets it through."""
-    sent = list[Any]()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        sent.append("passed on")
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("status"))
-
-    asyncio.run(superlink.LocalOnly(app)({"type": "http", "path": path, "client": (peer, 1)}, None, send))
-    return sent
-
-
-def test_other_machines_get_what_nodes_need_alone() -> None:
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleet", "/"):
-        assert asked(path, "192.0.2.7")[0] == 403
-        assert asked(path, "127.0.0.1") == asked(path, "::1") == ["passed on"]
-    for path in ("/v1/fleet/pull-messages", "/health"):
-        assert asked(path, "192.0.2.7") == ["passed on"]
-
-
 def test_an_app_is_packed(tmp_path: Path) -> None:
     app = write_app(recipe(), tmp_path / "app", tmp_path / "run")
     packed = bundle(app)
@@ -179,70 +131,11 @@ def test_keys_are_read_and_others_named(tmp_path: Path) -> None:
         key_bytes(tmp_path / "two.pub")
 
 
-class Door:
-    """A SuperLink's list of those who may join."""
-
-    def __init__(self) -> None:
-        self.known: list[RegisteredNode] = []
-
-    def nodes(self) -> list[RegisteredNode]:
-        return list(self.known)
-
-    def register(self, public_key: Path, name: str) -> int:
-        if name == "refused":
-            raise DeploymentError("the SuperLink refused RegisterNode")
-        self.known.append(RegisteredNode(len(self.known), name, "registered", key_bytes(public_key)))
-        return len(self.known)
-
-    def unregister(self, node: int) -> None:
-        self.known = [one for one in self.known if one.id != node]
-
-
-def test_keys_in_the_folder_may_join_and_one_that_is_none_keeps_nobody_out(tmp_path: Path) -> None:
-    keys, door = Keys(tmp_path), Door()
-    control = cast(Control, door)
-    for name in ("a", "b", "refused"):
-        node_key(tmp_path / name)
-    (tmp_path / "c.pub").write_text("nonsense")
-    changes = keys.admit(control)
-    assert changes[:2] == ["a may join", "b may join"]
-    assert "c.pub is not the public key of a node" in changes[2]
-    assert changes[3:] == ["the SuperLink refused RegisterNode"]
-    assert keys.admit(control) == [], "said once"
-    (tmp_path / "a.pub").write_text("half a k")  # as while it is copied again
-    assert len(keys.admit(control)) == 1
-    assert [node.name for node in door.known] == ["a", "b"]
-    (tmp_path / "b.pub").unlink()
-    assert keys.admit(control) == ["b may no longer join"]
-
-
 def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     public = ed25519.Ed25519PrivateKey.generate().public_key()
     (tmp_path / "a.pub").write_bytes(public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
     with pytest.raises(DeploymentError, match="elliptic curves only"):
         key_bytes(tmp_path / "a.pub")
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["status", "--site", "nowhere"], "nowhere/ca.crt does not exist"),
-        (["up", "r.toml", "--out", "run"], "give the name or address under which nodes reach this machine"),
-        (
-            ["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"],
-            "--listen must be 0.0.0.0 or 127.0.0.1",
-        ),
-        (["join", "a:1", "--client", "0"], r"there is no ca\.crt: copy it"),
-        (["join", "a", "--client", "0"], "must be HOST:PORT, .* got 'a'"),
-        (["join", "a:1", "--client", "0", "--config", "capacty=1"], "a node has no setting 'capacty'; did you mean"),
-    ],
-)
-def test_commands_say_what_is_missing(
-    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((ValueError, DeploymentError), match=reason):
-        CliRunner().invoke(commands, words, catch_exceptions=False)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -251,60 +144,3 @@ def test_a_server_that_is_not_there_is_named() -> None:
         assert not control.answers()
         with pytest.raises(DeploymentError, match=f"no answer from a SuperLink at 127.0.0.1:{port}"):
             control.nodes()
-
-
-def test_reasons_are_told_in_words() -> None:
-    key = Path("node.key")
-    false = refusal("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed (_ssl.c:1)", "a:1", key)
-    assert isinstance(false, Hopeless)
-    assert "a:1" in false
-    stranger = refusal("Exit Code: 305\n[code: 2004] Failed to activate SuperNode.", "a:1", key)
-    assert not isinstance(stranger, Hopeless)
-    assert "node.key.pub" in stranger
-    assert refusal("one\ntwo", "a:1", key) == "the node ended: one | two"
-
-
-def test_flowers_programs_report_to_nobody_and_write_where_they_should(tmp_path: Path) -> None:
-    found = environment(tmp_path)
-    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
-    assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
-    assert found["FLWR_HOME"] == found["TMPDIR"] == str(tmp_path)
-    assert "127.0.0.1" in found["NO_PROXY"]
-
-
-def test_waiting_ends() -> None:
-    with pytest.raises(DeploymentError, match=r"tea took more than 0\.2 seconds"):
-        until(lambda: False, 0.2, "tea")
-
-
-def test_a_run_that_gets_further_may_fail_as_often_as_it_likes(tmp_path: Path) -> None:
-    attempts, pointer = Attempts(tmp_path), tmp_path / "checkpoint" / "current"
-    pointer.parent.mkdir()
-    for round in range(10):
-        pointer.write_text(f"round-{round}")
-        attempts.count()
-        attempts.count()
-    attempts.count()
-    attempts.reason = "no quorum"
-    with pytest.raises(RunFailed, match="3 times without getting beyond round 9: no quorum"):
-        attempts.count()
-
-
-def test_commits_of_another_process_are_told_as_our_own_would_be(tmp_path: Path) -> None:
-    here, there = list[Any](), list[Any]()
-    one = recipe("fedavg", rounds=2)
-    watching = Events(tmp_path)
-
-    def hear(event: dict[str, Any]) -> None:
-        if event["event"] != "answered":  # which is told on the way, and not kept
-            here.append(event)
-        there.extend(watching.new())
-
-    run(one, tmp_path, on_event=hear)
-    assert there == here
-    assert [event["event"] for event in here] == ["start", "committed", "round", "committed", "round", "committed"]
-    (resumed,) = Events(tmp_path).new()
-    assert resumed["event"] == "resumed"
-    assert resumed["round"] == 2
-    assert resumed["past"] == [event for event in here if event["event"] != "committed"]

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fedfactor
-from fedfactor.data import Dataset, load
-from fedfactor.engines.flower.adapter import ConnectedNode, nodes
+from fedfactor.engines.flower.adapter import ConnectedNode
 from fedfactor.engines.flower.roster import Claim
 from fedfactor.protocol.message import BadMessage
 from fedfactor.runs.execute import run as run_inline
-from fedfactor.runs.flower.node import ClientNode, free_bytes, needed_bytes, state_folder, training_seconds
-from tests.helpers.grid import FIRST_ID, Deployment, LocalGrid, outcome, recipe
+from fedfactor.runs.flower.node import ClientNode
+from tests.helpers.grid import FIRST_ID, Deployment, outcome, recipe, refusals
 
 
 def served(deployed: Deployment) -> dict[str, str]:
@@ -53,10 +51,6 @@ def test_a_simulated_node_is_its_partition(tmp_path: Path) -> None:
     chosen = recipe("pfedpara", train={"rounds": 1})
     deployed = Deployment(tmp_path, chosen, configs=[{"partition-id": i, "num-partitions": 4} for i in range(4)])
     assert outcome(deployed.serve()) == outcome(run_inline(chosen))
-
-
-def refusals(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(record.getMessage() for record in caplog.records if record.name == "fedfactor.engines.flower")
 
 
 def test_a_client_is_bound_to_its_key_where_keys_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -172,86 +166,3 @@ def test_capacities_are_the_nodes_own(tmp_path: Path) -> None:
     again = Deployment(tmp_path, chosen, configs=configs)
     again.serve()
     assert json.loads((again.run_dir / "flower.json").read_text())["start"]["capacities"]["0"] == 0.7
-
-
-def test_a_device_measures_what_it_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"client": 1, "capacity": "measure"}
-    deployed = Deployment(tmp_path, recipe("heterofl"))
-    node = ClientNode(deployed.config["recipe"], False, 3600.0, config)
-    assert node.measured() == 1.0
-    setup, _ = node._task()
-    assert training_seconds(setup, 1, 1.0) > 0
-    full, half = needed_bytes(setup, 1, 1.0), needed_bytes(setup, 1, 0.5)
-    assert full > half > 4 * 4 * sum(p.numel() for p in setup.network(0.5).parameters())
-    assert 0 < free_bytes(torch.device("cpu")) < 2**50
-    assert ClientNode(deployed.config["recipe"], False, 1e-9, config).measured() == 0.5, (
-        "too slow for any: the smallest"
-    )
-    monkeypatch.setattr("fedfactor.runs.flower.node.free_bytes", lambda device: (full + half) / 2)
-    assert node.measured() == 0.5, "the full model does not fit the memory"
-    assert node.hello()["capacity"] == 0.5
-
-
-# Data of their own.
-
-
-def some_digits(part: int, of: int) -> Dataset:
-    """A device's own pictures."""
-    whole = load("digits")
-    rows = slice(part, None, of)
-    return Dataset(
-        "own", (whole.train[0][rows], whole.train[1][rows]), (whole.test[0][:0], whole.test[1][:0]), whole.class_names
-    )
-
-
-def test_nodes_with_data_of_their_own(tmp_path: Path) -> None:
-    configs: list[dict[str, Any]] = [
-        {
-            "client": i,
-            "data": "tests.engines.flower.test_roster:some_digits",
-            "data-options": json.dumps({"part": i, "of": 5 + i}),
-        }
-        for i in range(3)
-    ]
-    configs.append({"client": 3, "data": "digits", "data-options": '{"test_share": 0.5}'})
-    chosen = recipe("pfedpara", train={"rounds": 2}, evaluate={"clients": "all"}, partition={"train_share": 1.0})
-    deployed = Deployment(tmp_path, chosen, configs=configs, data="nodes")
-    result = deployed.serve()
-    assert result.summary["totals"]["failures"] == 0 and result.history[-1]["all"]["clients"] == 4
-    assert float(result.federation.setup.task.data.train[0].abs().max()) == 0
-    assert "global" not in result.history[-1], "the server has no data to measure on"
-    again = Deployment(tmp_path, chosen, configs=configs, data="nodes")
-    assert again.serve().summary["weights_sha256"] == result.summary["weights_sha256"]
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({}, "name a data set or package.module:function"),
-        ({"data": "digits", "data-options": "[1]"}, "data-options must be a JSON object"),
-        ({"data": "digits", "data-options": '{"nonsense": 1}'}, "has no option 'nonsense'"),
-        ({"data": "tests.engines.flower.test_roster:nothing"}, "has no attribute 'nothing'"),
-        ({"data": "tests.engines.flower.test_roster:a_word"}, "should return a fedfactor.data.Dataset, got a str"),
-    ],
-)
-def test_data_that_cannot_be_loaded_are_named(
-    config: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    deployed = Deployment(tmp_path, recipe(), configs=[{"client": 0, **config}], data="nodes", wait=0.05)
-    with pytest.raises(RuntimeError, match="0 of 4 clients connected within"):
-        deployed.serve()
-    assert reason in refusals(caplog)
-
-
-def a_word() -> str:
-    return "digits"
-
-
-def test_states_have_a_place_of_their_own_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
-    assert state_folder() == Path("/somewhere/fedfactor")
-
-
-def test_node_numbers_stay_whole() -> None:
-    grid = LocalGrid([{}], {})
-    assert [node.id for node in nodes(grid)] == [FIRST_ID] and FIRST_ID > 2**63 and float(FIRST_ID) != FIRST_ID

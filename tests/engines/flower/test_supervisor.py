@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedfactor.engines.flower.programs import Program, RestartingProgram
+from fedfactor.engines.flower.programs import Program
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -92,27 +92,6 @@ def test_a_killed_starter_leaves_no_process(tmp_path: Path) -> None:
     assert gone([int(log.read_text())])
 
 
-def test_what_ends_is_started_again_after_pauses_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("fedfactor.engines.flower.programs.time.monotonic", lambda: now[0])
-    one = RestartingProgram(
-        "one", lambda: [sys.executable, "-S", "-c", "raise SystemExit(7)"], tmp_path, tmp_path / "log"
-    )
-    pauses = []
-    for _ in range(6):
-        assert one.program is not None
-        assert one.program.wait(30) == 7
-        one.poll()  # sees the end
-        before, starts = now[0], one.starts
-        while one.starts == starts:
-            now[0] += 0.5
-            one.poll()
-        pauses.append(now[0] - before)
-    assert one.program is not None
-    one.program.stop()
-    assert pauses == [4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-
-
 LEAVING = """
 import pathlib, signal, sys, time
 def leave(*_):
@@ -135,10 +114,3 @@ def test_a_program_may_end_by_itself_within_its_grace_period(grace: float, tmp_p
     program.stop()
     assert (tmp_path / "farewell").exists() == (grace > 0)
     assert not alive(program.supervisor)
-
-
-def test_a_program_that_is_not_there_says_so(tmp_path: Path) -> None:
-    program = Program("none", [str(tmp_path / "nothing")], tmp_path, tmp_path / "log")
-    assert program.wait(30) == 127
-    assert "cannot start" in program.log_tail()
-    program.stop()

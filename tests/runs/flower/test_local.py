@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedfactor.engines.flower.certificates import node_key
+from fedfactor.runs.execute import run
 from fedfactor.runs.flower.hosts import refusal
-from fedfactor.runs.flower.local import Deployment
+from fedfactor.runs.flower.local import Deployment, Events
 from tests.helpers.deployment import events, finish, inline, listening, lying, own_processes, recipe, wait_for
 
 
@@ -46,3 +48,22 @@ def test_a_run_over_tls_with_a_liar_and_a_stranger(tmp_path: Path) -> None:
     assert own_processes() <= before
     assert not listening(port)
     assert not (tmp_path / "flower").exists()
+
+
+def test_commits_of_another_process_are_told_as_our_own_would_be(tmp_path: Path) -> None:
+    here, there = list[Any](), list[Any]()
+    one = recipe("fedavg", rounds=2)
+    watching = Events(tmp_path)
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] != "answered":  # which is told on the way, and not kept
+            here.append(event)
+        there.extend(watching.new())
+
+    run(one, tmp_path, on_event=hear)
+    assert there == here
+    assert [event["event"] for event in here] == ["start", "committed", "round", "committed", "round", "committed"]
+    (resumed,) = Events(tmp_path).new()
+    assert resumed["event"] == "resumed"
+    assert resumed["round"] == 2
+    assert resumed["past"] == [event for event in here if event["event"] != "committed"]

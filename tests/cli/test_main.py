@@ -56,6 +56,7 @@ def test_the_version() -> None:
         (["plan", "--model", "digits_cnn", "--device", "a: 1 GB", "--capacities", "all"], "--capacities takes numbers"),
         (["audit", "o", "--rounds", "last"], "--rounds takes numbers separated by commas, such as 10,20,30, got 'last'"),
         (["run", "x.toml", "--workers", "2"], "--workers needs --engine pool"),
+        (["run", "demo", "--engine", "pool", "--workers", "-1"], "-1 is not in the range"),
         (["run", "x.toml", "--engine", "flower-local", "--profile"], "--profile needs --engine inline or pool"),
     ],
 )  # fmt: skip

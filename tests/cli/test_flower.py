@@ -1,0 +1,70 @@
+"""`fedfactor flower ...`: apps that it writes, and mistakes that it names."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedfactor.cli.flower import app as commands
+from fedfactor.cli.main import app
+from fedfactor.engines.flower.programs import DeploymentError
+from tests.helpers.grid import recipe
+
+
+def test_the_command_writes_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(recipe("fedpara").to_toml())
+    words = [
+        "flower",
+        "app",
+        "mine.toml",
+        "out",
+        "--set",
+        "train.rounds=7",
+        "--config",
+        "data=nodes",
+        "--config",
+        "deadline=9",
+    ]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "flwr run out" in done.stdout
+    config = tomllib.loads(Path("out/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["data"] == "nodes" and config["deadline"] == 9.0
+    assert config["run-dir"] == str(tmp_path / "runs" / "flower")
+    assert tomllib.loads(config["recipe"])["train"]["rounds"] == 7
+
+
+def test_of_a_sweep_one_cell_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.toml").write_text(recipe("fedpara").to_toml() + "\n[sweep]\n'train.lr' = [0.1, 0.2]\n")
+    done = CliRunner().invoke(app, ["flower", "app", "sweep.toml", "out"])
+    assert done.exit_code == 2 and "2 cells of sweep.toml match '*': lr=0.1, lr=0.2" in done.stderr
+    CliRunner().invoke(app, ["flower", "app", "sweep.toml", "out", "--only", "*0.2"], catch_exceptions=False)
+    config = tomllib.loads(Path("out/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert tomllib.loads(config["recipe"])["train"]["lr"] == 0.2
+    assert config["run-dir"] == str(tmp_path / "runs" / "flower" / "lr=0.2")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["status", "--site", "nowhere"], "nowhere/ca.crt does not exist"),
+        (["up", "r.toml", "--out", "run"], "give the name or address under which nodes reach this machine"),
+        (
+            ["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"],
+            "--listen must be 0.0.0.0 or 127.0.0.1",
+        ),
+        (["join", "a:1", "--client", "0"], r"there is no ca\.crt: copy it"),
+        (["join", "a", "--client", "0"], "must be HOST:PORT, .* got 'a'"),
+        (["join", "a:1", "--client", "0", "--config", "capacty=1"], "a node has no setting 'capacty'; did you mean"),
+    ],
+)
+def test_commands_say_what_is_missing(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, DeploymentError), match=reason):
+        CliRunner().invoke(commands, words, catch_exceptions=False)

@@ -1,0 +1,47 @@
+"""`fedfactor plan` and `export`; `fedfactor audit` is in `audit/test_audit.py`, with runs to attack."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedfactor.runs.execute import run
+from fedfactor.runs.open import load
+from tests.helpers.command import fedfactor
+from tests.helpers.recipes import recipe
+
+
+def test_the_command_writes_a_recipe_that_the_command_runs(tmp_path: Path) -> None:
+    def call(*words: object) -> str:
+        done = fedfactor(*words)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    devices = ("--device", "phone: 100 kB up, 1 MMAC, 1 MB", "--device", "gateway: 2 MB up, 40 %")
+    out = call(
+        "plan", "--model", "digits_cnn", "--input", "1x8x8", "--classes", 10, *devices, "--link", "2Mbps", "--rounds", 3,
+        "--recipe", tmp_path / "planned.toml",
+    )  # fmt: skip
+    assert "phone: 100 kB up" in out and "Take " in out
+    tables = tomllib.loads((tmp_path / "planned.toml").read_text())
+    assert tables["data"]["name"] == "digits" and sum(tables["capacities"]["shares"]) == pytest.approx(1)
+    small = ("--set", "train.rounds=2", "--set", "partition.clients=6", "--set", "train.cohort=3")
+    call("run", tmp_path / "planned.toml", *small, "--out", tmp_path / "run", "--quiet")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_export_writes_a_model_and_says_how_to_load_it(tmp_path: Path) -> None:
+    run(recipe("method.name=fedper", "train.rounds=1"), tmp_path / "run")
+    out = tmp_path / "model.safetensors"
+    done = fedfactor("export", tmp_path / "run", "-o", out, "--client", 2, "--without-data")
+    assert done.exit_code == 0, done.stderr
+    said = done.stdout.replace("\n", "")
+    assert f"wrote {out}" in said and "accuracy" not in said
+    assert torch.equal(load_file(out)["fc.bias"], load(tmp_path / "run").model(client=2).fc.bias)
+    wrong = fedfactor("export", tmp_path / "run", "-o", tmp_path / "model.pickle")
+    assert wrong.exit_code == 2 and ".safetensors" in wrong.stderr and not (tmp_path / "model.pickle").exists()

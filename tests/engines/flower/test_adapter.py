@@ -1,0 +1,53 @@
+"""Messages in Flower's records: packed and unpacked unchanged, and answers that cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fedfactor.engines.flower.adapter import STORED_AS, nodes, pack, unpack
+from fedfactor.protocol.message import BadMessage
+from tests.helpers.grid import FIRST_ID, Deployment, LocalGrid, recipe, travelled
+
+
+def test_bytes_of_our_own_kind_travel_unchanged_in_one_array() -> None:
+    LocalGrid([], {})
+    data = bytes(range(256)) * 30_000  # more than one of Flower's chunks
+    sent = Message(pack(bytearray(data), {"state": "", "seconds": 0.5, "restart": False}), FIRST_ID, "train")
+    assert unpack(travelled(sent).content) == (data, {"state": "", "seconds": 0.5, "restart": False})
+    assert unpack(travelled(Message(pack(b"", {}), FIRST_ID, "train")).content) == (b"", {})
+    assert unpack(travelled(Message(pack(None, {}), FIRST_ID, "train")).content) == (None, {})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        {},
+        {"fields": ArrayRecord()},
+        {"fields": ConfigRecord(), "more": ConfigRecord()},
+        {"fields": ConfigRecord(), "bytes": ConfigRecord()},
+        {"fields": ConfigRecord(), "bytes": ArrayRecord()},
+        {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("uint8", (1,), "numpy.ndarray", b"x")})},
+        {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("int8", (1,), STORED_AS, b"x")})},
+    ],
+)
+def test_content_of_another_app_is_refused(records: dict[str, ConfigRecord | ArrayRecord]) -> None:
+    with pytest.raises(BadMessage, match="a message of another app"):
+        unpack(RecordDict(records))  # type: ignore[arg-type]
+
+
+def test_node_numbers_stay_whole() -> None:
+    grid = LocalGrid([{}], {})
+    assert [node.id for node in nodes(grid)] == [FIRST_ID] and FIRST_ID > 2**63 and float(FIRST_ID) != FIRST_ID
+
+
+def test_nobody_can_guess_the_number_of_anothers_message(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe(train={"rounds": 1}))
+    deployed.serve()
+    secret = {message.metadata.message_type: set[str]() for message in deployed.grid.pushed}
+    for message in deployed.grid.pushed:
+        secret[message.metadata.message_type].add(unpack(message.content)[1]["once"])
+    assert {kind: len(found) for kind, found in secret.items()} == {"query": 4, "train": 4}
+    assert all(len(one) == 32 for found in secret.values() for one in found)

@@ -1,0 +1,38 @@
+"""The ServerApp: settings that it refuses, and how it enrols clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedfactor.runs.execute import run as run_inline
+from fedfactor.server.federation import QuorumLost
+from tests.helpers.grid import FIRST_ID, Deployment, outcome, recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"run-dir": "runs/x"}, "run-dir must be an absolute path"),
+        ({"data": "clouds"}, "data must be one of recipe, nodes"),
+        ({"identity": "face"}, "identity must be one of config, key"),
+        ({"lost-state": "cry"}, "lost-state must be one of fail, restart"),
+        ({"deadline": -1.0}, "deadline must be a positive number of seconds"),
+        ({"recipe": "seed = "}, "the run's recipe is not TOML"),
+    ],
+)
+def test_a_run_that_cannot_be_says_why(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe())
+    with pytest.raises(ValueError, match=reason):
+        deployed.serve(**changes)
+
+
+def test_without_a_quorum_the_run_stops_and_can_be_carried_on(tmp_path: Path) -> None:
+    chosen = recipe("pfedpara", train={"rounds": 2, "quorum": 0.75})
+    deployed = Deployment(tmp_path, chosen, wait=0.1)
+    deployed.grid.offline = {FIRST_ID, FIRST_ID + 1}
+    with pytest.raises(QuorumLost, match=r"2 of 4 clients connected within 0.1 seconds, the quorum is 0.75"):
+        deployed.serve()
+    deployed.grid.offline = set()
+    assert outcome(deployed.serve()) == outcome(run_inline(chosen))

@@ -1,0 +1,238 @@
+"""Stores and journals: a round is committed completely or not at all, and damaged files are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfactor.protocol.message import Message, encode
+from fedfactor.server.store import DiskStore, Journal, MemoryStore, Overlay, Store
+from tests.helpers.tiny import run
+
+SERVER = [bytes(encode(Message("server", {"kinds": [str(round)]}))) for round in range(4)]
+ROUNDS: list[dict[str, dict[int, bytes]]] = [
+    {},
+    {"client": {0: b"a1", 300: b"b1"}, "server": {0: b"s1"}},
+    {"client": {300: b"b2", 7: b"c2"}},
+    {"client": {0: b"a3"}, "server": {7: b"t3"}},
+]
+"""What four rounds change; clients 44 and 300 would share a folder."""
+AFTER: list[dict[str, dict[int, bytes]]] = [
+    {"client": {}, "server": {}},
+    {"client": {0: b"a1", 300: b"b1"}, "server": {0: b"s1"}},
+    {"client": {0: b"a1", 7: b"c2", 300: b"b2"}, "server": {0: b"s1"}},
+    {"client": {0: b"a3", 7: b"c2", 300: b"b2"}, "server": {0: b"s1", 7: b"t3"}},
+]
+"""What the store holds after each."""
+
+
+def commit(store: Store, round: int) -> None:
+    store.commit(round, ROUNDS[round], SERVER[round], {"round": round})
+
+
+def held(store: Any) -> dict[str, dict[int, bytes | None]]:
+    return {part: {client: store.read(part, client) for client in store.clients(part)} for part in ("client", "server")}
+
+
+def round_of(store: Store) -> int:
+    """Return the committed round; what the store holds must be what that round left."""
+    last = store.last()
+    assert last is not None
+    round: int = last[1]["round"]
+    assert last[0] == SERVER[round] and held(store) == AFTER[round]
+    return round
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_rounds_are_committed_and_read(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else DiskStore(tmp_path / "checkpoint")
+    assert store.last() is None and store.read("client", 0) is None and not store.holds("client", 0)
+    for round in range(4):
+        commit(store, round)
+        assert round_of(store) == round
+    assert store.holds("server", 7) and not store.holds("server", 300) and not store.holds("client", 44)
+    if kind == "disk":
+        assert round_of(DiskStore(tmp_path / "checkpoint", writing=False)) == 3
+
+
+def test_an_overlay_reads_changes_as_if_they_were_committed() -> None:
+    store = MemoryStore()
+    commit(store, 0)
+    for round in range(1, 4):
+        assert held(Overlay(store, ROUNDS[round])) == AFTER[round]
+        assert held(store) == AFTER[round - 1]
+        commit(store, round)
+    assert Overlay(store, {"client": {5: b"new"}}).holds("client", 5) and not store.holds("client", 5)
+
+
+# Crashes.
+
+
+class Crash(BaseException):
+    """Stands for the end of the process, or of the machine."""
+
+
+CALLS = ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir", "link")
+
+
+@contextmanager
+def crashing(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Crash before the given call to the file system; a file that is not synced by then has lost half of its bytes."""
+    left = [step]
+
+    def patched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if left[0] == 0:
+                if name == "fsync" and stat.S_ISREG(os.fstat(arguments[0]).st_mode):
+                    os.ftruncate(arguments[0], os.fstat(arguments[0]).st_size // 2)
+                raise Crash
+            left[0] -= 1
+            return call(*arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(os, name, patched(name, getattr(os, name)))
+        yield
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_commit_survives_a_crash_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 2 is there completely or not at all, and the run goes on as if nothing had happened."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # the machine stays up, so waiting for the disk shows nothing
+    whole = DiskStore(tmp_path / "whole" / "checkpoint", keep=[2])
+    for round in range(4):
+        commit(whole, round)
+    reached = []
+    for step in range(1000):
+        directory = tmp_path / f"{step}" / "checkpoint"
+        store = DiskStore(directory, keep=[2])
+        commit(store, 0)
+        commit(store, 1)
+        try:
+            with crashing(step, monkeypatch):
+                commit(store, 2)
+        except Crash:
+            reached.append(round_of(DiskStore(directory, writing=False)))
+            store = DiskStore(directory, keep=[2])
+            assert round_of(store) == reached[-1], "repairing it must not lose anything"
+            for round in range(reached[-1] + 1, 4):
+                commit(store, round)
+            assert round_of(store) == 3
+            assert files(directory.parent) == files(tmp_path / "whole")
+            assert round_of(DiskStore(directory.parent / "kept" / "round-2", writing=False)) == 2
+        else:
+            break
+    assert reached == sorted(reached) and set(reached) == {1, 2} and len(reached) > 10
+
+
+def test_a_reader_of_a_crashed_store_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DiskStore(tmp_path)
+    commit(store, 0)
+    with pytest.raises(Crash), crashing(3, monkeypatch):
+        commit(store, 1)
+    before = files(tmp_path)
+    assert round_of(DiskStore(tmp_path, writing=False)) == 0
+    assert files(tmp_path) == before != files(DiskStore(tmp_path).directory)
+
+
+def test_strangers_files_in_a_checkpoint_do_no_harm(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    commit(store, 1)
+    folder = next((tmp_path / "client").iterdir())
+    (folder / ".DS_Store").touch()
+    (folder / "notes.txt").touch()
+    store = DiskStore(tmp_path)
+    assert round_of(store) == 1
+    commit(store, 2)
+    assert round_of(DiskStore(tmp_path)) == 2
+
+
+# Damage.
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("round-1/server.safetensors", b"\x10", r"server\.safetensors is damaged .*: restore it from a backup"),
+        ("round-1/info.json", b'{"round": 1', r"info\.json is damaged"),
+        ("current", b"round-9", "round-9/server.safetensors"),
+        ("current", b"", "current is damaged .expected the name of a round, got ''"),
+        ("current", b"../../other", "current is damaged"),
+    ],
+)
+def test_damaged_files_of_a_checkpoint_are_named(file: str, content: bytes, message: str, tmp_path: Path) -> None:
+    commit(DiskStore(tmp_path), 1)
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        DiskStore(tmp_path)
+
+
+# The journal.
+
+
+@given(events=st.lists(st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), max_size=5), data=st.data())
+@settings(max_examples=10)
+def test_a_journal_is_cut_to_its_first_events(events: list[dict[str, int]], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(events)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        journal = Journal(path)
+        for event in events:
+            journal.append(event)
+        with path.open("a") as file:
+            file.write('{"event": "half a li')
+        again = Journal(path)
+        again.cut(count)
+        assert again.events == events[:count]
+        again.append({"last": 1})
+        assert [json.loads(line) for line in path.read_text().splitlines()] == [*events[:count], {"last": 1}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"event": "start"}\n', r"metrics\.jsonl holds 1 events, but 2 were committed; restore it from a backup"),
+        (b"half a li\nne\n", r"metrics\.jsonl is damaged .line 1 is not JSON"),
+    ],
+)
+def test_a_damaged_journal_is_named(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Journal(path).cut(2)
+    assert path.read_bytes() == content or "holds 1 events" in message
+
+
+def test_killed_while_the_journal_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Carrying on cuts what was written after the last commit; ending there must not lose what was committed."""
+    run("fedavg", rounds=2, directory=tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "half a li')
+
+    class Ended(Exception):
+        pass
+
+    def end(*_: object) -> None:
+        raise Ended
+
+    for moment in ("truncate", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedfactor.server.store.os.{moment}", end)
+            with pytest.raises(Ended):
+                run("fedavg", rounds=3, directory=tmp_path)
+    assert run("fedavg", rounds=3, directory=tmp_path).summary == run("fedavg", rounds=3).summary
