@@ -17,7 +17,7 @@ from fedfactor import models, registry
 from fedfactor.data import federated, load
 from fedfactor.data.sources import info
 from fedfactor.methods import FedAvg
-from fedfactor.registry import register
+from fedfactor.registry import create, register
 from fedfactor.runs import loggers
 
 SOURCE = Path(fedfactor.__file__).parents[1]
@@ -183,3 +183,10 @@ def test_functions_in_the_current_folder_are_found(tmp_path: Path, monkeypatch: 
     }.items():
         with pytest.raises(ValueError, match=f"'{path}' cannot be imported as package.module:name: .*{reason}"):
             registry.imported(path)
+
+
+def test_unknown_names_and_fields_say_what_there_is() -> None:
+    with pytest.raises(ValueError, match="did you mean 'fedpara'"):
+        create("methods", "fedparra")
+    with pytest.raises(ValueError, match="did you mean 'gamma'"):
+        create("methods", "fedpara", gama=0.1)

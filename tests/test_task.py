@@ -1,4 +1,4 @@
-"""What is minimised: hand-computed losses."""
+"""The task: losses and scores computed by hand, and models of one size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedfactor.task import Task
-from tests.helpers.tiny import Tiny, data
+from tests.helpers.tiny import Tiny, data, run
 
 
 def test_divergence_from_a_teacher_by_hand() -> None:
@@ -58,3 +58,8 @@ def test_language_is_measured_a_token() -> None:
     model = nn.Identity()
     scores = Task(model, data(), "language").evaluate(model, (logits, torch.ones(2, 5, dtype=torch.long)))
     assert scores["accuracy"] == 1.0 and scores["examples"] == 10
+
+
+def test_a_model_of_one_size_cannot_have_widths() -> None:
+    with pytest.raises(ValueError, match="one size only"):
+        run("heterofl", model=Tiny())

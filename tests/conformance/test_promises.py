@@ -216,12 +216,3 @@ def test_tied_weights_stay_tied(settings: dict[str, str]) -> None:
     assert model.a.weight is model.b.weight
     sent = {name.partition(":")[0] for reply in engine.up for name in decode(reply).tensors}
     assert "model/a.weight" in sent and "model/b.weight" not in sent
-
-
-def test_unknown_names_and_fields_say_what_there_is() -> None:
-    with pytest.raises(ValueError, match="did you mean 'fedpara'"):
-        create("methods", "fedparra")
-    with pytest.raises(ValueError, match="did you mean 'gamma'"):
-        create("methods", "fedpara", gama=0.1)
-    with pytest.raises(ValueError, match="one size only"):
-        run("heterofl", model=Tiny())

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from fedfactor.methods import FedHM
 from fedfactor.nn import factor_weights
@@ -171,3 +172,15 @@ def test_options_act(option: dict[str, bool]) -> None:
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must"):
         FedHM(**wrong)
+
+
+def test_low_rank_clients_are_never_larger() -> None:
+    def mlp(width: float = 1.0) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64) for _ in range(3)], nn.Linear(64, 10))
+
+    counts = {c: parameters(FedHM().network(mlp, c)) for c in (1.0, 0.45, 0.25, 0.125)}
+    assert counts[1.0] > counts[0.45] > counts[0.25] > counts[0.125]
+    gates = {c: parameters(FedHM(rho=0).network(Text, c)) for c in (1.0, 0.5, 0.25)}
+    assert gates[1.0] > gates[0.5] > gates[0.25]
+    with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
+        FedHM().network(mlp, 0.75)

@@ -17,18 +17,14 @@ from fedfactor.methods import (
     Method,
     OrigDrop,
     OrthDrop,
-    Participant,
     PriSM,
     Pufferfish,
     Slim,
 )
 from fedfactor.nn import factor_weights
-from fedfactor.protocol.plan import Reply, holders_mean, pull
-from fedfactor.server.state import weights_sha256
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.helpers.measured import Measured
-from tests.helpers.networks import Text
 from tests.helpers.tiny import Tiny, run
 
 
@@ -108,43 +104,6 @@ def test_a_live_factorised_client_holds_no_more_than_its_cost_row_says(method: M
     loss.backward()
 
 
-def test_slim_is_fedavg_on_the_narrowest_network() -> None:
-    """Whatever the capacities, fixed or not, and the server has nothing larger."""
-    slim = run(Slim(), capacities={1.0: 0.5, 0.5: 0.5})
-    assert slim.server.tensors["conv2.weight"].shape == (8, 4, 3, 3)
-    plain = run("fedavg", model=lambda: Tiny(0.5), capacities={1.0: 1.0})
-    assert weights_sha256(slim.server.tensors) == weights_sha256(plain.server.tensors)
-    assert slim.model.fc.in_features == 16 and list(slim.history[-1]["global"]) == ["0.5"]
-    assert run(Slim(width=0.25)).server.tensors["conv2.weight"].shape == (4, 2, 3, 3)
-    with pytest.raises(ValueError, match=r"capacity 0\.5 cannot train a network of width 0\.75"):
-        run(Slim(width=0.75))
-
-
-def test_origdrop_by_hand() -> None:
-    """Keep ratios 1/4 and 1/2 of four kernels: held by both, by one, by nobody; examples do not count."""
-    server = {"fc.weight": torch.full((1, 4), 10.0)}
-    method, replies = OrigDrop(), []
-    for keep, samples, value in ((0.25, 100, 1.0), (0.5, 1, 4.0)):
-        small = nn.ModuleDict({"fc": nn.Linear(int(4 * keep), 1, bias=False)})
-        plan = method.plan(server, Participant(0, keep, 0), small, torch.Generator())
-        down = pull(server, plan)
-        replies.append(Reply(0, keep, samples, plan, down, {n: t + value for n, t in down.items()}, {}))
-    mean, held = holders_mean(server, replies, method.weights(replies))
-    assert mean["fc.weight"].tolist() == [[12.5, 14.0, 10.0, 10.0]]
-    assert held["fc.weight"].tolist() == [[2, 1, 0, 0]]
-
-
-def test_origdrop_is_really_smaller_and_keeps_what_nobody_held() -> None:
-    result, start = (run(OrigDrop(), capacities={0.25: 1.0}, rounds=n) for n in (2, 0))
-    assert result.federation.setup.network(0.25).conv2.weight.shape == (4, 2, 3, 3)
-    new, old = result.server.tensors["conv2.weight"], start.server.tensors["conv2.weight"]
-    assert (new[:4, :2] != old[:4, :2]).all()
-    assert torch.equal(new[4:], old[4:]) and torch.equal(new[:, 2:], old[:, 2:])
-    assert not any("running" in name for name in result.server.tensors)
-    assert result.model.bn1.running_mean is None and result.model.fc.in_features == 8
-    assert run(OrigDrop(static_norm=True), capacities={0.25: 1.0}).model.bn1.running_mean is not None
-
-
 class Cell(nn.Module):
     def __init__(self, width: float = 1.0, both: bool = False) -> None:
         super().__init__()
@@ -161,18 +120,6 @@ def test_cells_are_cut_within_their_gates_and_two_directions_not_at_all() -> Non
     assert moved[[0, 2, 3]].tolist() == [[True] * 4 + [False] * 4] * 3  # nothing is there to forget
     with pytest.raises(ValueError, match="bidirectional layer cannot be cut to a width"):
         run(HeteroFL(), model=lambda width: Cell(width, both=True), capacities={0.5: 1.0})
-
-
-def test_low_rank_clients_are_never_larger() -> None:
-    def mlp(width: float = 1.0) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64) for _ in range(3)], nn.Linear(64, 10))
-
-    counts = {c: parameters(FedHM().network(mlp, c)) for c in (1.0, 0.45, 0.25, 0.125)}
-    assert counts[1.0] > counts[0.45] > counts[0.25] > counts[0.125]
-    gates = {c: parameters(FedHM(rho=0).network(Text, c)) for c in (1.0, 0.5, 0.25)}
-    assert gates[1.0] > gates[0.5] > gates[0.25]
-    with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
-        FedHM().network(mlp, 0.75)
 
 
 @pytest.mark.parametrize(

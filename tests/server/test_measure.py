@@ -1,4 +1,4 @@
-"""What is measured: by whom, on what, and what the figures are made of."""
+"""What is measured: by whom, on which data and when."""
 
 from __future__ import annotations
 
