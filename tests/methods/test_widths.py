@@ -1,4 +1,4 @@
-"""Networks of several widths: HeteroFL's, FjORD's, OrigDrop's and the slim one."""
+"""Methods with networks of several widths: parameters, costs and gates."""
 
 from __future__ import annotations
 

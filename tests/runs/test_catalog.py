@@ -1,4 +1,4 @@
-"""Recipes of the package by name: found, listed, copied and run."""
+"""Recipes of the package by name: found, described and run."""
 
 from __future__ import annotations
 

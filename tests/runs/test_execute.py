@@ -1,4 +1,4 @@
-"""Run directories: what they contain, what can be resumed and what is refused."""
+"""Runs of recipes: what a run directory contains, and what can be resumed."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""MNIST and Fashion-MNIST in their binary form, and MNIST by writer."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,3 +1,5 @@
+"""Data sets by name: missing data, options out of range, and functions of the user's own."""
+
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint

@@ -1,3 +1,5 @@
+"""IMDB and AG News as token ids."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is who, what nodes can take, and data of their own."""
+"""Who is who among the nodes, which nodes are refused, and the capacities that they report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedfactor flower app` and what it says when it cannot."""
+"""Apps for `flwr run`: settings that are not legal are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One real deployment: TLS, node keys, a liar among the clients, a stranger at the door, and nothing left behind."""
+"""One real deployment: TLS, node keys, a liar among the clients, a stranger at the door; and events of another process."""
 
 from __future__ import annotations
 
