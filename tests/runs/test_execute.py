@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedfactor.runs import tasks
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
@@ -77,6 +79,19 @@ def _stop_at_round(number: int) -> Callable[[dict[str, Any]], None]:
             raise KeyboardInterrupt
 
     return listen
+
+
+def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(recipe("train.rounds=1"), tmp_path)
+    honest = tasks.load_data
+
+    def other(**options: Any) -> Any:
+        found = honest(**options)
+        return dataclasses.replace(found, train=(found.train[0], 9 - found.train[1]))
+
+    monkeypatch.setattr(tasks, "load_data", other)
+    with pytest.raises(ValueError, match=r"clients was 6 .split .* and is now 6"):
+        run(recipe("train.rounds=1"), tmp_path, resume=True)
 
 
 def test_a_start_that_fails_leaves_the_directory_free(tmp_path: Path) -> None:
