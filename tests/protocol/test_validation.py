@@ -121,6 +121,8 @@ REPORTS: dict[str, tuple[dict[str, object], str]] = {
     "many samples": ({"samples": 10**400}, "samples must be an integer"),
     "samples that are no number": ({"samples": True}, "samples must be an integer"),
     "loss": ({"loss": float("nan")}, "the training loss must be a finite number, got nan"),
+    "huge loss": ({"loss": 10**400}, "the training loss must be a finite number, got 1000"),
+    "huge accuracy": ({"after": {"accuracy": 10**400, "loss": 1.0}}, "scores must be finite numbers"),
     "no loss": ({"loss": None}, "the training loss must be a finite number, got None"),
     "scores": ({"before": {}}, "scores must be finite numbers and include accuracy and loss"),
     "words": ({"after": {"accuracy": "x", "loss": 1.0}}, "scores must be finite numbers"),
@@ -143,7 +145,12 @@ def test_a_reply_of_another_kind_is_refused() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text("ab", max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.just(10**400)
+    | st.floats()
+    | st.text("ab", max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from([*SCORES, "x"]), inner, max_size=3),
     max_leaves=4,
 )
@@ -160,7 +167,9 @@ def test_any_fields_give_a_report_or_a_typed_error(changes: dict[str, Any], kind
 
 
 @pytest.mark.parametrize(
-    "figures", [{}, {"bias": 1.0, "more": 1.0}, {"bias": float("nan")}, {"bias": "x"}, [1.0], {"bias": True}], ids=str
+    "figures",
+    [{}, {"bias": 1.0, "more": 1.0}, {"bias": float("nan")}, {"bias": 10**400}, {"bias": "x"}, [1.0], {"bias": True}],
+    ids=str,
 )
 def test_figures_must_be_those_that_the_method_names(figures: object) -> None:
     assert check_figures({"bias": 1}, ["bias"]) == {"bias": 1.0}
