@@ -12,7 +12,7 @@ from torch import nn
 
 from fedfactor.methods import FedHM
 from fedfactor.nn import factor_weights
-from fedfactor.protocol.plan import Reply, whole_plan
+from fedfactor.protocol.plan import Piece, Reply, whole_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.helpers.networks import Text
@@ -184,3 +184,15 @@ def test_low_rank_clients_are_never_larger() -> None:
     assert gates[1.0] > gates[0.5] > gates[0.25]
     with pytest.raises(ValueError, match=r"no layer that is smaller as factors at capacity 0\.75"):
         FedHM().network(mlp, 0.75)
+
+
+def test_the_servers_model_takes_part_if_the_strongest_clients_are_missing() -> None:
+    """Literal mean of a reply, 3, and the server's 1; of the reply alone if it has the largest capacity."""
+    server = {"fc.bias": torch.ones(2)}
+    reply = Reply(0, 0.5, 1, {"fc.bias": Piece("fc.bias")}, server, {"fc.bias": torch.full((2,), 3.0)}, {})
+    networks = lambda capacity: nn.ModuleDict({"fc": nn.Linear(1, 2)})  # noqa: E731
+    for strongest, wanted in ((1.0, 2.0), (0.5, 3.0)):
+        mean, _ = FedHM(literal=True, strongest=strongest).aggregate(server, server, [reply], networks)
+        assert mean["fc.bias"].tolist() == [wanted] * 2
+    mean, _ = FedHM(strongest=1.0).aggregate(server, server, [reply], networks)
+    assert mean["fc.bias"].tolist() == [3.0] * 2

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from fedfactor.methods import HeteroFL, Participant
-from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.protocol.message import BadMessage
+from fedfactor.protocol.plan import Piece, Reply, holders_mean, pull
+from fedfactor.protocol.validation import check_labels
 from fedfactor.task import Task, masked_logits
 from tests.helpers.networks import Text
 from tests.helpers.tiny import Tiny, data, run, skewed
@@ -93,3 +95,47 @@ def test_the_model_is_evaluated_at_every_capacity() -> None:
     assert list(result.history[-1]["global"]) == ["1", "0.5"]
     assert result.model_at(0.5).fc.in_features == 16
     assert isinstance(result.model, Tiny) and result.model.fc.in_features == 32
+
+
+def test_rows_of_the_classifier_are_averaged_over_the_clients_that_have_the_class() -> None:
+    """Class 0 is had by both clients, 1 by the first, 2 by nobody."""
+    server = {"fc.weight": torch.zeros(3, 1), "fc.bias": torch.zeros(3)}
+    plan = {name: Piece(name) for name in server}
+    replies = [
+        Reply(client, 1.0, 1, plan, server, {"fc.weight": value.reshape(3, 1), "fc.bias": value}, {}, labels=labels)
+        for client, value, labels in ((0, torch.full((3,), 1.0), (0, 1)), (1, torch.full((3,), 3.0), (0,)))
+    ]
+    networks = lambda capacity: nn.ModuleDict({"fc": nn.Linear(1, 3)})  # noqa: E731
+    mean, _ = HeteroFL(label_rows=True).aggregate(server, server, replies, networks)
+    assert mean["fc.bias"].tolist() == mean["fc.weight"].flatten().tolist() == [2.0, 1.0, 0.0]
+    mean, _ = HeteroFL().aggregate(server, server, replies, networks)
+    assert mean["fc.bias"].tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("labels", [None, [], [1, 0], [3, 3], [0, 10], [-1], ["1"], [True]])
+def test_labels_that_are_no_classes_are_refused(labels: object) -> None:
+    with pytest.raises(BadMessage, match=r"labels must be a list of ascending classes in \[0, 10\)"):
+        check_labels(labels, Tiny())
+
+
+def test_clients_send_their_classes_only_if_asked() -> None:
+    sent = [run(HeteroFL(label_rows=asked), data=skewed(), rounds=1) for asked in (False, True)]
+    plain, asked = (result.server.tensors["fc.bias"] for result in sent)
+    assert not torch.equal(plain, asked)
+
+
+def test_what_no_client_has_trained_is_silent() -> None:
+    """Clients of half the width: the full model gives the answers of the half one, not those of random channels."""
+    result = run(HeteroFL(static_norm=False, scaler=False), capacities={0.5: 1.0})
+    counts = {"conv1.weight": 4, "conv1.bias": 4, "bn1.weight": 4, "bn1.bias": 4}
+    counts |= {"conv2.weight": 8, "bn2.weight": 8, "bn2.bias": 8, "hidden.weight": 16, "hidden.bias": 16}
+    assert result.history[-1]["untrained"] == counts
+    x = data().train[0][:5]
+    torch.testing.assert_close(result.model_at(1.0)(x), result.model_at(0.5)(x))
+    again = type(result.server).from_bytes(
+        result.server.to_bytes(), {"round": result.server.round, "totals": result.server.totals}
+    )
+    assert {name: mask.tolist() for name, mask in again.untrained.items()} == {
+        name: mask.tolist() for name, mask in result.server.untrained.items()
+    }
+    assert "untrained" not in run(HeteroFL(), capacities={0.5: 0.5, 1.0: 0.5}).history[-1]

@@ -81,7 +81,7 @@ SIGMA = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.5])
 
 def test_the_first_kernel_is_drawn_by_eq_2() -> None:
     rng, draws = torch.Generator().manual_seed(0), 4000
-    first = [int(PriSM(kappa=1.5).drawn(SIGMA, 2, 0.5, rng)[0]) for _ in range(draws)]
+    first = [int(PriSM(kappa=1.5).drawn(SIGMA, 2, Participant(0, 0.5, 0), rng)[0]) for _ in range(draws)]
     p = SIGMA**1.5 / (SIGMA**1.5).sum()
     counts = np.bincount(first, minlength=5)
     chi_square = float((((torch.from_numpy(counts) - draws * p) ** 2) / (draws * p)).sum())
@@ -92,7 +92,7 @@ def test_kernels_are_included_as_often_as_by_drawing_one_after_another() -> None
     rng, draws, simulated = torch.Generator().manual_seed(1), 6000, np.zeros(5)
     counts = np.zeros(5)
     for _ in range(draws):
-        counts[PriSM(kappa=2.0).drawn(SIGMA, 3, 0.5, rng).numpy()] += 1
+        counts[PriSM(kappa=2.0).drawn(SIGMA, 3, Participant(0, 0.5, 0), rng).numpy()] += 1
     source = np.random.default_rng(7)
     for _ in range(draws):
         left, p = list(range(5)), SIGMA.numpy().astype(float) ** 2
@@ -106,12 +106,12 @@ def test_kernels_are_included_as_often_as_by_drawing_one_after_another() -> None
 
 def test_small_clients_sample_more_sharply_and_dead_kernels_come_last() -> None:
     rng = torch.Generator().manual_seed(2)
-    small = sum(int(PriSM().drawn(SIGMA, 1, 0.2, rng)[0]) == 0 for _ in range(600))
-    large = sum(int(PriSM().drawn(SIGMA, 1, 0.4, rng)[0]) == 0 for _ in range(600))
+    small = sum(int(PriSM().drawn(SIGMA, 1, Participant(0, 0.2, 0), rng)[0]) == 0 for _ in range(600))
+    large = sum(int(PriSM().drawn(SIGMA, 1, Participant(0, 0.4, 0), rng)[0]) == 0 for _ in range(600))
     assert small > large + 40
     sigma = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    assert set(PriSM().drawn(sigma, 2, 0.4, rng).tolist()) == {0, 2}
-    assert len(set(PriSM().drawn(sigma, 3, 0.4, rng).tolist())) == 3
+    assert set(PriSM().drawn(sigma, 2, Participant(0, 0.4, 0), rng).tolist()) == {0, 2}
+    assert len(set(PriSM().drawn(sigma, 3, Participant(0, 0.4, 0), rng).tolist())) == 3
 
 
 def test_layers_and_clients_draw_independently_and_orthdrop_never() -> None:
@@ -211,7 +211,7 @@ def test_the_server_s_full_model_is_measured_and_smaller_ones_are_its_first_chan
     assert sum(p.numel() for p in result.model_at(0.5).parameters()) < sum(
         p.numel() for p in result.model_at(1.0).parameters()
     )
-    assert tensors_of(result.model_at(1.0))["conv2.weight"].equal(result.server.tensors["conv2.weight"])
+    assert tensors_of(result.model_at(1.0))["conv2.weight"].equal(result.server.silenced()["conv2.weight"])
 
 
 def test_a_model_whose_width_changes_its_layers_is_refused() -> None:
@@ -236,3 +236,29 @@ def test_a_server_optimizer_leaves_alone_what_nobody_could_move() -> None:
     new, old = (r.server.tensors["conv2.weight"] for r in (result, start))
     assert torch.equal(new[8:, 4:], old[8:, 4:])
     assert (new[:8, :4] != old[:8, :4]).all()
+
+
+def test_with_all_outputs_only_kernels_are_sampled() -> None:
+    """r (M k^2 + N) parameters of the inner layer, r = ceil(0.25 * 16); every channel is trained."""
+    method = PriSM(outputs="all")
+    network = method.network(Tiny, 0.25)
+    assert {name: list(p.shape) for name, p in network.named_parameters() if "conv2" in name} == {
+        "conv2.u": [16, 4, 1, 1], "conv2.v": [4, 8, 3, 3],
+    }  # fmt: skip
+    result = run(method, capacities={0.25: 1.0})
+    assert "untrained" not in result.history[-1] and [*result.history[-1]["global"]] == ["1", "0.25"]
+    sliced = run(PriSM(), capacities={0.25: 1.0})
+    assert sliced.history[-1]["untrained"]["conv2.weight"] == 12
+    with pytest.raises(ValueError, match="outputs must be a whole number, at least 1, got 'some'"):
+        PriSM(outputs="some")  # type: ignore[arg-type]
+
+
+def test_warm_up_trains_the_leading_kernels() -> None:
+    rng, method = torch.Generator().manual_seed(0), PriSM(warm_up=2)
+    assert method.drawn(SIGMA, 2, Participant(0, 0.5, 1), rng).tolist() == [0, 1]
+    assert {tuple(method.drawn(SIGMA, 2, Participant(0, 0.5, 2), rng).tolist()) for _ in range(50)} > {(0, 1)}
+
+
+def test_the_effective_rank_of_the_authors_code() -> None:
+    assert effective_rank(torch.tensor([2.0, 1.0, 1.0]), code=True) == pytest.approx(1 / (1 / 4 + 1 / 16 + 1 / 16))
+    assert effective_rank(torch.ones(7), code=True) == pytest.approx(7)

@@ -17,11 +17,15 @@ from fedfactor.methods import (
     Method,
     OrigDrop,
     OrthDrop,
+    Participant,
     PriSM,
     Pufferfish,
     Slim,
 )
+from fedfactor.models.transformer import transformer
 from fedfactor.nn import factor_weights
+from fedfactor.nn.norms import axis_blocks, pooled
+from fedfactor.protocol.plan import slice_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
 from tests.helpers.measured import Measured
@@ -139,3 +143,57 @@ def test_cells_are_cut_within_their_gates_and_two_directions_not_at_all() -> Non
 def test_settings_out_of_range_are_named(method: type[Method], settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         method(**settings)  # type: ignore[arg-type]
+
+
+def test_statistics_of_parts_are_those_of_all_together() -> None:
+    """Three clients with other means: the variance between them is part of the whole."""
+    parts = [torch.randn(n, 3, dtype=torch.float64) + shift for n, shift in ((5, 0.0), (20, 3.0), (9, -2.0))]
+    whole = torch.cat(parts)
+    found = pooled((len(part), torch.stack([part.mean(0), part.var(0, correction=0)])) for part in parts)
+    torch.testing.assert_close(found, torch.stack([whole.mean(0), whole.var(0, correction=0)]))
+
+
+@pytest.mark.parametrize("method", [FLANC, FjORD, HeteroFL, FedHM])
+def test_a_masked_loss_pushes_no_class_down_that_a_client_lacks(method: type[Method]) -> None:
+    """Gradients of the classifier's bias with and without the mask, on a batch of class 3 alone."""
+    gradients = {}
+    for masked in (False, True):
+        setup = run(method(masked_loss=masked), rounds=0, capacities={1.0: 0.5, 0.5: 0.5}).federation.setup
+        network = setup.network(1.0).train()
+        x, y = setup.task.data.train[0][:4], torch.full((4,), 3)
+        training = SimpleNamespace(weight_decay=0.0)
+        ctx = SimpleNamespace(task=setup.task, capacity=1.0, labels=y.unique(), training=training, down={})
+        setup.method.objective(network, (x, y), ctx).backward()  # type: ignore[arg-type, no-untyped-call]
+        bias = next(p for name, p in network.named_parameters() if name.endswith("fc.bias"))
+        gradients[masked] = bias.grad[torch.arange(10) != 3]
+    assert gradients[False].abs().min() > 0 and gradients[True].abs().max() == 0
+
+
+def test_narrow_heads_are_parts_of_the_same_heads() -> None:
+    """Four heads of four features: a half-width network has the first two features of each head, in q, k and v."""
+    full, half = (transformer(dim=16 * w // 2, heads=4, hidden=8, vocabulary=9, layers=1) for w in (2, 1))
+    view = {name: tensor.detach() for name, tensor in full.state_dict().items()}
+    plan = HeteroFL().plan(view, Participant(0, 0.5, 0), half, torch.Generator())
+    of_heads = [4 * head + feature for head in range(4) for feature in (0, 1)]
+    attention = "encoder.layers.0.self_attn."
+    rows = [16 * part + one for part in range(3) for one in of_heads]
+    assert plan[attention + "in_proj_weight"].index[0].tolist() == rows  # type: ignore[union-attr]
+    assert plan[attention + "in_proj_weight"].index[1] == 8
+    assert plan[attention + "out_proj.weight"].index[0] == 8
+    assert plan[attention + "out_proj.weight"].index[1].tolist() == of_heads  # type: ignore[union-attr]
+
+
+def test_narrow_attention_computes_with_the_slices() -> None:
+    """A full network whose other features are zero gives the answers of the narrow one."""
+    torch.manual_seed(0)
+    full, half = nn.MultiheadAttention(16, 4, bias=False), nn.MultiheadAttention(8, 4, bias=False)
+    blocks, own = axis_blocks(half), {name: tensor.detach() for name, tensor in half.state_dict().items()}
+    server = {name: torch.zeros_like(tensor) for name, tensor in full.state_dict().items()}
+    for name, piece in slice_plan(server, own, blocks).items():
+        piece.add(server[name], own[name])
+    # Scores are divided by the square root of a head's features, 4 instead of 2.
+    server["in_proj_weight"][:16] *= 2**0.5
+    full.load_state_dict(server)
+    x = torch.randn(5, 2, 8)
+    wide = torch.cat([x, torch.zeros(5, 2, 8)], 2)
+    torch.testing.assert_close(full(wide, wide, wide)[0][..., :8], half(x, x, x)[0])

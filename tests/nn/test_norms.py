@@ -21,13 +21,15 @@ def test_scaler_multiplies_what_enters_a_norm_and_leaves_no_hook() -> None:
 
 
 def test_statistics_by_hand_weighted_by_the_size_of_the_batch() -> None:
-    """Batches (0, 2) and (1, 2, 3, 6) of one channel: means 1 and 3, variances 2 and 14/3."""
+    """Batches (0, 2) and (1, 2, 3, 6) of one channel: means 1 and 3, variances 2 and 14/3; 7/3 is the mean of all."""
     model = nn.Sequential(nn.BatchNorm1d(1, affine=False, track_running_stats=False))
     with watched_norms(model) as found:
         model(torch.tensor([[0.0], [2.0]]))
         model(torch.tensor([[1.0], [2.0], [3.0], [6.0]]))
     mean, variance = found()["0"].flatten().tolist()
-    assert mean == pytest.approx((2 * 1 + 4 * 3) / 6) and variance == pytest.approx((2 * 2 + 4 * 14 / 3) / 6)
+    assert mean == pytest.approx((2 * 1 + 4 * 3) / 6) and variance == pytest.approx(
+        (2 * (2 + 16 / 9) + 4 * (14 / 3 + 4 / 9)) / 6
+    )
     assert not model[0]._forward_pre_hooks
 
 
@@ -52,8 +54,9 @@ def test_blocks_of_fused_weights() -> None:
     )
     found = axis_blocks(model)
     assert {name: blocks for name, blocks in found.items() if name.startswith("lstm")} == {
-        f"lstm.{name}": 4 for name, _ in model["lstm"].named_parameters()
+        f"lstm.{name}": (4,) for name, _ in model["lstm"].named_parameters()
     }
-    assert found["gru.weight_hh"] == 3 and found["attention.in_proj_weight"] == 3
-    assert found["both.weight_ih_l0_reverse"] == 0, "it cannot be reduced in width"
-    assert not any(name.startswith(("fc", "attention.out_proj")) for name in found)
+    assert found["gru.weight_hh"] == (3,) and found["attention.in_proj_weight"] == (6,)  # q, k and v of two heads
+    assert found["attention.out_proj.weight"] == (1, 2) and "attention.out_proj.bias" not in found
+    assert found["both.weight_ih_l0_reverse"] == (0,), "it cannot be reduced in width"
+    assert not any(name.startswith("fc") for name in found)

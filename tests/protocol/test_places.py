@@ -66,8 +66,8 @@ def test_left_out_changes_wait_for_the_round_that_holds_them_again() -> None:
 def test_gates_keep_their_places() -> None:
     """Two gates of three units: a client of one unit has rows 0 and 3, of two units rows 0, 1, 3 and 4."""
     server = {"w": torch.zeros(6)}
-    one = Places(slice_plan(server, {"w": torch.zeros(2)}, {"w": 2}))
-    two = Places(slice_plan(server, {"w": torch.zeros(4)}, {"w": 2}))
+    one = Places(slice_plan(server, {"w": torch.zeros(2)}, {"w": (2,)}))
+    two = Places(slice_plan(server, {"w": torch.zeros(4)}, {"w": (2,)}))
     kept = one.put({}, {"w": torch.tensor([1.0, 2.0])})
     assert kept["w"].tolist() == [1, 0, 0, 2]
     assert two.take(kept, {"w": torch.zeros(4)})["w"].tolist() == [1, 0, 2, 0]

@@ -69,7 +69,7 @@ def test_no_change_leaves_the_view_to_the_bit(rows: int, columns: int, seed: int
 def test_slices_of_fused_gates_are_taken_within_each_gate() -> None:
     """Four gates of three rows; a client with two hidden units takes the first two rows of each."""
     view = {"w": torch.arange(12.0)[:, None].expand(12, 5).clone()}
-    plan = slice_plan(view, {"w": torch.zeros(8, 4)}, {"w": 4})
+    plan = slice_plan(view, {"w": torch.zeros(8, 4)}, {"w": (4,)})
     assert pull(view, plan)["w"][:, 0].tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
     summed = holders_sum(view, [plan], [{"w": torch.ones(8, 4)}])
     assert summed["w"].sum() == 32 and summed["w"][2].sum() == 0 and summed["w"][0].tolist() == [1, 1, 1, 1, 0]

@@ -92,3 +92,21 @@ def test_those_measured_for_all_are_always_the_same() -> None:
     assert some == Rounds(evaluate_limit=10).measured(0, 1_000_000) == sorted(set(some))
     assert len(some) == 10 and some != Rounds(evaluate_limit=10).measured(1, 1_000_000)
     assert Rounds(evaluate_limit=10).measured(0, 7) == list(range(7))
+
+
+def test_cover_draws_again_until_each_level_occurs() -> None:
+    """Four levels among five clients: most first draws lack one, the covering draw never does."""
+    shares = {0.25: 1, 0.5: 1, 0.75: 1, 1.0: 1}
+    cover, plain = Capacities(shares, dynamic=True, cover=True), Capacities(shares, dynamic=True)
+    cohort, attempts = range(5), []
+    for round in range(30):
+        attempts.append(cover.covering_attempt(3, round, cohort))
+        found = [cover.redraw(3, round, client, attempts[-1]) for client in cohort]
+        assert {*found} == {*shares}
+        assert attempts[-1] or found == [plain.redraw(3, round, client) for client in cohort]
+        assert plain.covering_attempt(3, round, cohort) == 0
+    assert len({*attempts}) > 3
+    with pytest.raises(ValueError, match="cover draws capacities again, so it needs dynamic = true"):
+        Capacities(shares, cover=True)
+    with pytest.raises(ValueError, match="3 clients per round cannot have each of the 4 levels"):
+        cover.covering_attempt(3, 0, range(3))

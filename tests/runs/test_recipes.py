@@ -91,6 +91,7 @@ def test_two_rounds_on_a_stand_in(name: str, small: bool, cell: str, stand_in: P
     tables = _cells(name, small)[cell]
     kinds = [tables["data"]["name"], tables["partition"]["kind"], tables["method"]["name"]]
     changes = [change for few in (FEW, *(FEWER.get(kind, []) for kind in kinds)) for change in few]
+    changes += ["capacities.cover=false"] if tables.get("capacities", {}).get("cover") else []  # one client per round
     if tables["method"].get("jacobian") and name != "fedpara/table10.toml":  # slow: one recipe with it is enough
         changes.append("method.jacobian=0.0")
     summary = run(recipes.resolve(recipes.override(tables, changes), name), data_dir=stand_in).summary

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.helpers.tiny import data, run
+from tests.helpers.tiny import data, run, skewed
 
 
 def test_before_and_after_are_measured_on_the_clients_own_test_data() -> None:
@@ -39,3 +40,20 @@ def test_evaluations_happen_when_they_are_due() -> None:
     assert [e["round"] for e in result.history if "global" in e] == [2, 4, 5]
     assert ["selected_after" in e for e in result.history[1:]] == [False, True, False, True, True]
     assert not any("selected_after" in e for e in run(evaluate_clients="none").history)
+
+
+def test_clients_take_norm_statistics_from_their_own_data() -> None:
+    """With `own_norms`, scores and personal models use statistics of the client's training data, not the averaged ones."""
+    result = run(data=skewed(), rounds=2, own_norms=True, evaluate_clients="all", batch_size=1000)
+    model, client = result.client_model(2), 2
+    inputs = result.federation.setup.task.data.of(client)[0]
+    seen = {}
+    model.bn1.register_forward_pre_hook(lambda module, x: seen.update(x=x[0]))  # type: ignore[operator]
+    model.eval()(inputs)
+    torch.testing.assert_close(model.bn1.running_mean, seen["x"].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.bn1.running_var, seen["x"].transpose(0, 1).flatten(1).var(1), rtol=1e-4, atol=1e-5)
+    averaged = run(data=skewed(), rounds=2, evaluate_clients="all", batch_size=1000)
+    assert not torch.equal(result.server.tensors["bn1.running_mean"], averaged.server.tensors["bn1.running_mean"])
+    assert result.history[-1]["macs"] == 2 * averaged.history[-1]["macs"]  # one epoch, and one pass for the statistics
+    with pytest.raises(ValueError, match=r"own_norms: the network has no batch norms with running statistics"):
+        run("heterofl", own_norms=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedfactor.client.descent import Descent
 from fedfactor.data.clients import Examples
-from fedfactor.nn.norms import watched_norms
+from fedfactor.nn.norms import watched_norms, with_statistics
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import timed
 from fedfactor.protocol.coding import code_up, decode_down, decode_up, prefixed, sections
@@ -77,6 +77,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
     answer.update(_fit(setup, network, examples, ctx))
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
+    if method.traits.sends_labels:
+        answer["labels"] = ctx.labels.tolist()
     if isinstance(method, Diagnostics) and method.traits.reports:
         answer["figures"] = method.report(network, ctx)
 
@@ -170,13 +172,19 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
     """Run the model on the client's data and return its batch statistics (HeteroFL's static batch norm)."""
     network, _ = _load(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
-    examples = setup.task.data.of(fields["client"])
-    rng = torch_rng(setup.training.seed, "batches", fields["round"], fields["client"])
+    samples = len(setup.task.data.train_of[fields["client"]])
+    return encode(Message("calibrated", {**fields, "samples": samples}, _statistics(setup, network, message)))
+
+
+def _statistics(setup: Setup, network: nn.Module, message: Message) -> Tensors:
+    """Return mean and variance of the inputs of each batch norm on the client's training data."""
+    client, round = message.fields["client"], message.fields["round"]
+    rng = torch_rng(setup.training.seed, "batches", round, client)
     network.train()
     with torch.no_grad(), watched_norms(network) as statistics:
-        for x, _ in batches(setup, examples, 1, rng):
+        for x, _ in batches(setup, setup.task.data.of(client), 1, rng):
             network(x)
-    return encode(Message("calibrated", {**fields, "samples": len(examples[1])}, statistics()))
+    return statistics()
 
 
 def _load(
@@ -188,6 +196,8 @@ def _load(
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
     own = _on(device, kept.get("kept") or setup.kept(capacity))
     setup.method.load(network, parts["model"], own, training=training)
+    if setup.training.own_norms:
+        with_statistics(network, _statistics(setup, network, message))
     return network, parts
 
 

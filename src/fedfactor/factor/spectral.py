@@ -215,13 +215,14 @@ def spectrum(factors: Factors) -> Tensor:
     return strengths
 
 
-def effective_rank(sigma: Tensor) -> float:
+def effective_rank(sigma: Tensor, *, code: bool = False) -> float:
     """Return the effective number of components: exp of the entropy of p_i = sigma_i / sum sigma (PriSM 4.3).
 
-    The paper prints the entropy inside a logarithm, without its sign; this is what its figures show.
+    The paper prints the entropy inside a logarithm, without its sign. With `code`, return 1 / sum p_i^2, which the
+    authors' code computes.
     """
     p = sigma.double() / sigma.double().sum()
-    return math.exp(-float(torch.special.xlogy(p, p).sum()))
+    return 1 / float(p.square().sum()) if code else math.exp(-float(torch.special.xlogy(p, p).sum()))
 
 
 def _as_matrices(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

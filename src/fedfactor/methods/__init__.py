@@ -12,6 +12,7 @@ from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
 from fedfactor.methods.fedrep import FedRep
 from fedfactor.methods.fedrod import FedRoD
+from fedfactor.methods.fedrolex import FedRolex
 from fedfactor.methods.fjord import FjORD
 from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.heterofl import HeteroFL
@@ -19,9 +20,10 @@ from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.methods.origdrop import OrigDrop
+from fedfactor.methods.orthdrop import OrthDrop
 from fedfactor.methods.pfedgate import PFedGate
 from fedfactor.methods.pfedsd import PFedSD
-from fedfactor.methods.prism import OrthDrop, PriSM
+from fedfactor.methods.prism import PriSM
 from fedfactor.methods.pufferfish import Pufferfish
 from fedfactor.methods.slim import Slim
 from fedfactor.protocol.method import Diagnostics, Method, ObservedRound, ParameterGroup, Participant, Phase, Traits
@@ -40,6 +42,7 @@ __all__ = [
     "FedPer",
     "FedRep",
     "FedRoD",
+    "FedRolex",
     "FjORD",
     "HeteroFL",
     "LGFedAvg",

@@ -36,10 +36,12 @@ class FedHM(Spectral, Diagnostics):
 
     Deviations: the server averages the composed changes and adds them to its weights. The components that truncation
     removed stay on the server, and a round without a training step changes nothing. `literal` averages the composed
-    weights, as Eq. 1 is printed, which erases these components. The paper uses self-distillation on non-IID data
-    (Sec. 4.1) but defines neither teacher, weight nor temperature. Here the teacher is the downloaded model, and the
-    loss is (1 - distill) times the task's loss plus `distill` times the divergence from the teacher. You have to choose
-    the weight: the authors' value is unknown. Static batch norm and the masked loss are HeteroFL's, as the paper says.
+    weights, as Eq. 1 is printed, which erases these components; there the server's model takes part as one more client
+    if a round has no client of the largest capacity, as in the authors' code. The paper uses self-distillation on
+    non-IID data (Sec. 4.1) but defines neither teacher, weight nor temperature. Here the teacher is the downloaded
+    model, and the loss is (1 - distill) times the task's loss plus `distill` times the divergence from the teacher. You
+    have to choose the weight: the authors' value is unknown. Static batch norm and the masked loss are HeteroFL's, as
+    the paper says.
 
     Use it where devices differ in memory and compute and the server should hold one dense model: each client gets the
     best approximation at its rank. The server computes one SVD per layer and round.
@@ -54,18 +56,16 @@ class FedHM(Spectral, Diagnostics):
     )
     distill: float = field(default=0.0, metadata=described("weight of self-distillation, in [0, 1]; 0: none"))
     temperature: float = field(default=1.0, metadata=described("temperature of self-distillation, above 0"))
-    rank: int = field(
-        default=0, metadata=described("one rank for all layers and all clients below capacity 1 (Sec. 4.4); 0: gamma O")
-    )
+    rank: int = field(default=0, metadata=described("one rank for all layers below capacity 1 (Sec. 4.4); 0: gamma O"))
     literal: bool = field(default=False, metadata=described("average composed weights instead of their changes"))
+    strongest: float = field(default=0.0, metadata=described("largest capacity, for `literal`; 0: the run's largest"))
 
     def __post_init__(self) -> None:
         for name in ("tau", "temperature"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        check_number("rho", self.rho, 0, whole=True)
-        check_number("rank", self.rank, 0, whole=True)
-        check_number("distill", self.distill, 0, 1)
+        for name, most in {"rho": math.inf, "rank": math.inf, "distill": 1, "strongest": 1}.items():
+            check_number(name, getattr(self, name), 0, most, whole=most > 1)
 
     @property
     def traits(self) -> Traits:
@@ -74,9 +74,9 @@ class FedHM(Spectral, Diagnostics):
         return Traits(space="turning", weighting=rule, adapts=True, calibrates=self.static_norm)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Raise ValueError if the loss is masked and the task has no classes."""
+        """Take the run's largest capacity. Raise ValueError if the loss is masked and the task has no classes."""
         task.check_masked(self.masked_loss)
-        return self
+        return self if self.strongest else replace(self, strongest=max(levels))
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the dense model, or below capacity 1 a low-rank one.
@@ -139,6 +139,8 @@ class FedHM(Spectral, Diagnostics):
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
     ) -> tuple[Tensors, Held]:
         """Average dense tensors directly, and factorised layers by their composed changes (dense clients included)."""
+        if self.literal and max(reply.capacity for reply in replies) < self.strongest:
+            replies = [*replies, Reply(-1, 1.0, 1, whole_plan(server), server, server, {})]
         weights = self.weights(replies)
         split = {reply.capacity: dense_names(networks(reply.capacity)) for reply in replies}
         layers = {name: layer for names in split.values() for layer, name in names.items()}

@@ -48,12 +48,15 @@ class FjORD(Sliced, Diagnostics):
         default=False, metadata=described("narrower networks learn from the outputs of the client's widest one")
     )
 
+    masked_loss: bool = field(default=False, metadata=described("mask classes that a client lacks in its loss"))
+
     def __post_init__(self) -> None:
         if any(not 0 < level <= 1 for level in self.levels):
             raise ValueError(f"levels must lie in (0, 1], got {list(self.levels)}")
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Add the run's capacities to the levels."""
+        task.check_masked(self.masked_loss)
         return replace(self, levels=tuple(sorted({*self.levels, *levels}, reverse=True)))
 
     def _choices(self, capacity: float) -> list[float]:
@@ -83,10 +86,11 @@ class FjORD(Sliced, Diagnostics):
         assert isinstance(network, Nested)
         (x, y), choices = batch, self._choices(ctx.capacity)
         level = choices[int(torch.randint(len(choices), ()))]  # the job has seeded the global generator
+        only = ctx.labels if self.masked_loss else None
         if not self.distill:
-            return ctx.task.loss(network.at(level, x), y)
+            return ctx.task.loss(network.at(level, x), y, only=only)
         full = network(x)
-        return ctx.task.loss(full, y) + ctx.task.divergence(network.at(level, x), full)
+        return ctx.task.loss(full, y, only=only) + ctx.task.divergence(network.at(level, x), full)
 
     def passes(self, capacity: float) -> dict[float, float]:
         """Return one pass at the drawn width (its expectation), and with `distill` one of the widest network."""

@@ -61,6 +61,7 @@ class FLANC(Method, Diagnostics):
     reduction: Literal["mean", "sum"] = field(
         default="mean", metadata=described("mean or sum of the penalty's squares per layer")
     )
+    masked_loss: bool = field(default=False, metadata=described("mask classes that a client lacks in its loss"))
     widths: tuple[float, ...] = field(default=(), metadata=described("the set P; empty: the run's capacities"))
 
     def __post_init__(self) -> None:
@@ -81,6 +82,7 @@ class FLANC(Method, Diagnostics):
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Take the run's capacities as the set P, or check that `widths` contains them."""
+        task.check_masked(self.masked_loss)
         missing = [level for level in levels if self.widths and level not in self.widths]
         if missing:
             raise ValueError(f"clients of capacity {missing[0]:g} need that width in `widths`, got {list(self.widths)}")
@@ -160,7 +162,8 @@ class FLANC(Method, Diagnostics):
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
         """Return Eq. 3: the loss plus lambda ||V V^T - I||^2 of each layer."""
-        loss = super().objective(network, batch, ctx)
+        x, y = batch
+        loss = ctx.task.loss(network(x), y, only=ctx.labels if self.masked_loss else None)
         for layer in factor_weights(network).values():
             loss = loss + orthogonality(layer.factors["v"], self.strength, reduction=self.reduction)
         return loss

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from fedfactor.methods.sliced import Sliced
+from fedfactor.nn import outer_layers
 from fedfactor.nn.norms import batch_norms, scaled_norm_inputs, without_statistics
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Traits
+from fedfactor.protocol.method import Networks, Traits
+from fedfactor.protocol.plan import Held, Reply, Tensors
 from fedfactor.registry import described, register
 from fedfactor.task import Build, Task
 
@@ -28,7 +31,8 @@ class HeteroFL(Sliced):
 
     Follows the authors' code, where all clients have equal weight in the mean.
 
-    Deviations: rows of the classifier are averaged over all clients, not only over those that have the label.
+    With `label_rows`, a row of the classifier is averaged over the clients that have its class, as in the authors'
+    code; clients then tell the server which classes they have.
 
     Use it where devices differ and you want a robust baseline: one dense model on the server, slices of it on the
     devices, no SVD.
@@ -38,6 +42,9 @@ class HeteroFL(Sliced):
     masked_loss: bool = field(
         default=False, metadata=described("exclude classes that a client does not have from its loss")
     )
+    label_rows: bool = field(
+        default=False, metadata=described("average a row of the classifier over the clients that have its class")
+    )
     static_norm: bool = field(
         default=True, metadata=described("batch norms track no statistics; they are estimated after training")
     )
@@ -45,11 +52,11 @@ class HeteroFL(Sliced):
     @property
     def traits(self) -> Traits:
         """Clients of less capacity get a narrower network, and all have equal weight in the mean."""
-        return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm)
+        return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm, sends_labels=self.label_rows)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Raise ValueError if the loss is masked and the task has no classes."""
-        task.check_masked(self.masked_loss)
+        """Raise ValueError if a setting is about classes and the task has none."""
+        task.check_masked(self.masked_loss or self.label_rows)
         return self
 
     def network(self, build: Build, capacity: float) -> nn.Module:
@@ -74,3 +81,22 @@ class HeteroFL(Sliced):
         else:
             outputs = network(x)
         return ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
+
+    def aggregate(
+        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
+    ) -> tuple[Tensors, Held]:
+        """Average each element over its holders; with `label_rows`, clients hold the rows of their classes."""
+        if self.label_rows:
+            classifier = outer_layers(networks(1.0))[-1]
+            replies = [_with_own_rows(reply, (f"{classifier}.weight", f"{classifier}.bias")) for reply in replies]
+        return super().aggregate(server, view, replies, networks)
+
+
+def _with_own_rows(reply: Reply, classifier: Sequence[str]) -> Reply:
+    """Return a reply that holds, of the classifier's tensors, the rows of the client's classes."""
+    rows, names = torch.tensor(reply.labels), [name for name in classifier if name in reply.tensors]
+    plan = {name: replace(reply.plan[name], index=(rows, *reply.plan[name].index[1:])) for name in names}
+    tensors, reference = ({n: some[n][rows] for n in names} for some in (reply.tensors, reply.reference))
+    return replace(
+        reply, plan=reply.plan | plan, tensors=reply.tensors | tensors, reference=reply.reference | reference
+    )

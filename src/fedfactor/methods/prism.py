@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,16 @@ class PriSM(Spectral, Diagnostics):
     entries that no client held do not change. The SVD of the next round renews the basis. Batch norms track no
     statistics. Eq. 6 is the Frobenius decay.
 
+    With `outputs = "all"` a client has all channels, and only the kernels are sampled: r (M k^2 + N) parameters per
+    layer. The authors' code trains this, and the paper's accuracies belong to it; Table 1's sizes belong to slices.
+
     The channels are those of the task's model at this width, so any model with a `width` can be trained. In PriSM-O2 a
     layer has min(N, 2 r) outputs if the model computes its channels with `models.scaled`. The shapes of Table 1 need a
     stem of full width and sliced shortcuts (for the ResNets here: `scale_stem = false`, `shortcut = "slice"`).
 
     The server's full model is measured, and a narrower one for each capacity: the first channels of the full model,
-    with each layer replaced by its best approximation of rank r. A layer with at most r outputs stays as it is. Where
-    no client trains more than the first channels, the other channels of the full model keep their initial values.
+    with each layer replaced by its best approximation of rank r. A layer with at most r outputs stays as it is. With
+    slices, channels that no client has trained are silent in the full model.
 
     Deviations: the change of the composed kernels is added to the server's weights, which is Eq. 5 without the rounding
     errors of the SVD. sigma is merged into both factors and is not a parameter, as in the authors' code.
@@ -56,16 +59,17 @@ class PriSM(Spectral, Diagnostics):
 
     kappa: float = field(default=2.5, metadata=described("smoothing exponent of the sampling"))
     kappa_small: float = field(default=4.0, metadata=described("smoothing exponent at a keep ratio of 0.2 or less"))
-    outputs: int = field(default=1, metadata=described("outputs of a layer as a multiple of r; 2 is PriSM-O2"))
+    outputs: int | Literal["all"] = field(default=1, metadata=described("a layer's outputs: a multiple of r, or 'all'"))
+    warm_up: int = field(default=0, metadata=described("first rounds, in which all clients train the leading kernels"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
     static_norm: bool = field(
         default=False, metadata=described("estimate norm statistics after training; otherwise each batch uses its own")
     )
 
     def __post_init__(self) -> None:
-        check_number("outputs", self.outputs, 1, whole=True)
-        for name in ("kappa", "kappa_small"):
-            check_number(name, getattr(self, name), 0)
+        check_number("outputs", 1 if self.outputs == "all" else self.outputs, 1, whole=True)
+        for name in ("kappa", "kappa_small", "warm_up"):
+            check_number(name, getattr(self, name), 0, whole=name == "warm_up")
 
     @property
     def traits(self) -> Traits:
@@ -75,7 +79,7 @@ class PriSM(Spectral, Diagnostics):
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the sub-model: the task's model at this width, with r kernels per inner layer."""
         full = build(1.0)
-        slim = build(Width(capacity, self.outputs)) if capacity < 1 else full
+        slim = full if capacity == 1 or self.outputs == "all" else build(Width(capacity, self.outputs))
         most = self._ranks(slim, 1.0)  # a width that rounds down may leave fewer channels than r
         ranks = {name: ChannelSplit(rank=min(r, most[name])) for name, r in self._ranks(full, capacity).items()}
         made = factorize(slim, ChannelSplit(), skip=self._outer(slim), per_layer=ranks, keep_weights=capacity == 1)
@@ -117,17 +121,19 @@ class PriSM(Spectral, Diagnostics):
             if rank < len(sigma) and rng is None:  # for use, not training: the kernels of its own channels
                 plan |= {factor: Piece(f"{factor}@{who.capacity:g}") for factor in (u, v)}
             elif rank < len(sigma) and rng is not None:
-                kernels = self.drawn(sigma, rank, who.capacity, rng).sort().values
+                kernels = self.drawn(sigma, rank, who, rng).sort().values
                 plan[u] = replace(plan[u], index=(plan[u].index[0], kernels, *plan[u].index[2:]))
                 plan[v] = replace(plan[v], index=(kernels, *plan[v].index[1:]))
         return plan
 
-    def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
+    def drawn(self, sigma: Tensor, count: int, who: Participant, rng: torch.Generator) -> Tensor:
         """Return the indices of kernels drawn without replacement with probabilities sigma^kappa (Eq. 2).
 
         Sorting independent exponential variables with these rates gives such a draw.
         """
-        kappa = self.kappa_small if keep <= SMALL else self.kappa
+        if who.round < self.warm_up:
+            return torch.arange(count)
+        kappa = self.kappa_small if who.capacity <= SMALL else self.kappa
         exponentials = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
         return (exponentials - kappa * sigma.double().log()).argsort(stable=True)[:count]
 
@@ -153,8 +159,10 @@ class PriSM(Spectral, Diagnostics):
         for reply in observed.replies:
             for layer, count in picks.items():
                 Piece(layer, reply.plan[f"{layer}.v"].index[:1]).add(count, 1)
+        spectra = {layer: observed.view[f"{layer}.sigma"] for layer in layers}
         return {
-            "effective_rank": {layer: effective_rank(observed.view[f"{layer}.sigma"]) for layer in layers},
+            "effective_rank": {layer: effective_rank(sigma) for layer, sigma in spectra.items()},
+            "effective_rank_code": {layer: effective_rank(sigma, code=True) for layer, sigma in spectra.items()},
             "picks": {layer: count.tolist() for layer, count in picks.items()},
         }
 
@@ -177,16 +185,3 @@ def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
         return max(int(part if isinstance(part, int) else part.max()) for part in (u, v))
     rows, columns = u.amax(1), v.amax(0, keepdim=True)
     return torch.maximum(rows.reshape(len(rows), *[1] * (columns.dim() - 1)), columns)
-
-
-@register("methods", "orthdrop", paper="arXiv:2208.13141")
-@dataclass(frozen=True)
-class OrthDrop(PriSM):
-    """PriSM with the same leading kernels for all clients and rounds: ordered dropout in the orthogonal space (Sec. 4).
-
-    Use it as PriSM's baseline with a fixed choice of kernels.
-    """
-
-    def drawn(self, sigma: Tensor, count: int, keep: float, rng: torch.Generator) -> Tensor:
-        """Return the indices of the kernels with the largest singular values."""
-        return torch.arange(count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -36,12 +36,23 @@ def with_statistics(model: nn.Module, statistics: Mapping[str, Tensor]) -> nn.Mo
     return model
 
 
+def pooled(parts: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """Return mean and variance of all parts together, given the size and the (mean, variance) of each part.
+
+    The variance contains that between the parts: the mean of var + mean^2, minus the square of the mean.
+    """
+    sizes, pairs = zip(*parts, strict=True)
+    shares = pairs[0].new_tensor([size / sum(sizes) for size in sizes], dtype=torch.float64)
+    means, variances = torch.stack(pairs, 1).double()
+    mean = shares @ means
+    return torch.stack([mean, shares @ (variances + (means - mean) ** 2)]).to(pairs[0].dtype)
+
+
 @contextmanager
 def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]:
     """Record the inputs of the batch norms during a block, and yield a function that returns their statistics so far.
 
-    The statistics have the form that `with_statistics` takes: means over the batches, weighted by size, of mean and
-    variance of each batch.
+    The statistics have the form that `with_statistics` takes, pooled over the batches.
     """
     gathered: dict[str, list[tuple[int, Tensor]]] = {}
 
@@ -53,11 +64,7 @@ def watched_norms(model: nn.Module) -> Iterator[Callable[[], dict[str, Tensor]]]
         return hook
 
     def found() -> dict[str, Tensor]:
-        # The first axis of a norm's input is not always the batch: it may contain the positions of sequences.
-        return {
-            name: torch.stack([count * pair for count, pair in seen]).sum(0) / sum(count for count, _ in seen)
-            for name, seen in gathered.items()
-        }
+        return {name: pooled(seen) for name, seen in gathered.items()}
 
     handles = [norm.register_forward_pre_hook(watch(name)) for name, norm in batch_norms(model).items()]
     try:
@@ -82,22 +89,26 @@ def scaled_norm_inputs(model: nn.Module, factor: float) -> Iterator[None]:
             handle.remove()
 
 
-def axis_blocks(model: nn.Module) -> dict[str, int]:
-    """Return, by tensor name, the number of equal parts of the first axis: gates of recurrent layers, or q, k and v.
+def axis_blocks(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return, by tensor name, the number of equal blocks of the first axes: gates of recurrent layers, or heads.
 
-    0 means that the layer cannot be reduced in width: after a bidirectional layer, both directions are concatenated.
+    The heads of attention are blocks of q, k and v, and of the columns of its output projection: a narrower network has
+    the same heads with fewer features each. 0 means that the layer cannot be reduced in width: after a bidirectional
+    layer, both directions are concatenated.
     """
     gates = {nn.LSTM: 4, nn.GRU: 3, nn.LSTMCell: 4, nn.GRUCell: 3}
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
         parts = next((count for kind, count in gates.items() if isinstance(module, kind)), 1)
         # These factors have the outputs of the weight along their first axis.
         fused = [key for key, _ in module.named_parameters() if "." not in key or key.endswith((".u", ".w", ".g"))]
         if getattr(module, "bidirectional", False):
-            found.update({prefix + key: 0 for key in fused})
+            found.update({prefix + key: (0,) for key in fused})
         elif parts > 1:
-            found.update({prefix + key: parts for key in fused if "_hr_" not in key})
+            found.update({prefix + key: (parts,) for key in fused if "_hr_" not in key})
         elif isinstance(module, nn.MultiheadAttention):
-            found.update({prefix + key: 3 for key in fused if key.startswith("in_proj")})
+            heads = module.num_heads
+            found.update({prefix + key: (3 * heads,) for key in fused if key.startswith("in_proj")})
+            found.update({f"{prefix}out_proj.{key}": (1, heads) for key in ("weight", "v")})
     return found

@@ -44,6 +44,8 @@ class Traits:
     """Whether norm statistics are estimated on the clients' data before a model is used."""
     complete: bool = False
     """Whether the server's tensors are a complete model although clients keep private tensors."""
+    sends_labels: bool = False
+    """Whether clients tell the server which classes they have."""
     reports: tuple[str, ...] = ()
     """Names of the numbers that `Diagnostics.report` returns; a reply with other names is rejected."""
 

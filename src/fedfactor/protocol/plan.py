@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,6 +81,8 @@ class Reply:
     """What the optimizer sent along."""
     figures: dict[str, float] = field(default_factory=dict)
     """What the method's `report` says about the client's training."""
+    labels: tuple[int, ...] = ()
+    """The classes that the client has, if the method's clients send them."""
 
     def change(self, name: str) -> Tensor:
         """Return what training changed of one tensor, in the client's space."""
@@ -155,11 +157,11 @@ def holders_sum(like: Tensors, plans: Sequence[Plan], pieces: Sequence[Tensors])
     return total
 
 
-def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = None) -> Plan:
+def slice_plan(view: Tensors, client: Tensors, blocks: Mapping[str, tuple[int, ...]] | None = None) -> Plan:
     """Return the plan of a client whose tensors are the leading part of the server's along each axis.
 
-    `blocks` gives the number of equal parts (gates, or q, k and v) in the first axis of some tensors: the leading part
-    of each is taken.
+    `blocks` gives the number of equal blocks (gates, or heads) along the first axes of some tensors: the leading part
+    of each block is taken.
     """
     unknown = [name for name in client if name not in view]
     if unknown:
@@ -168,21 +170,27 @@ def slice_plan(view: Tensors, client: Tensors, blocks: dict[str, int] | None = N
             "changes sizes (for ResNets here: shortcut = 'slice')"
         )
     return {
-        name: Piece(name, _leading(name, view[name], tensor, (blocks or {}).get(name, 1)))
+        name: Piece(name, _leading(name, view[name], tensor, (blocks or {}).get(name, ())))
         for name, tensor in client.items()
     }
 
 
-def _leading(name: str, server: Tensor, client: Tensor, blocks: int) -> tuple[AxisIndex, ...]:
+def _leading(name: str, server: Tensor, client: Tensor, blocks: tuple[int, ...]) -> tuple[AxisIndex, ...]:
     if server.dim() != client.dim() or any(c > s for c, s in zip(client.shape, server.shape, strict=True)):
         raise ValueError(f"{name}: a client's {list(client.shape)} is not a part of the server's {list(server.shape)}")
     index: list[AxisIndex] = [None if c == s else c for c, s in zip(client.shape, server.shape, strict=True)]
-    if blocks == 0 and any(part is not None for part in index):
+    if 0 in blocks and any(part is not None for part in index):
         raise ValueError(
             f"{name}: a bidirectional layer cannot be cut to a width; give it full width, or use two "
             "unidirectional layers"
         )
-    if blocks > 1 and index and index[0] is not None:
-        part, whole = client.shape[0] // blocks, server.shape[0] // blocks
-        index[0] = torch.cat([torch.arange(part) + block * whole for block in range(blocks)])
+    for axis, count in enumerate(blocks):
+        if count > 1 and index[axis] is not None:
+            if server.shape[axis] % count or client.shape[axis] % count:
+                raise ValueError(
+                    f"{name}: axis {axis} of {server.shape[axis]} and {client.shape[axis]} does not consist of {count} "
+                    "equal blocks (gates, or heads of attention)"
+                )
+            part, whole = client.shape[axis] // count, server.shape[axis] // count
+            index[axis] = torch.cat([torch.arange(part) + block * whole for block in range(count)])
     return tuple(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
@@ -121,6 +121,8 @@ class Training:
     """Device of torch on which clients train: cpu, cuda, cuda:1, mps, ..."""
     dtype: Dtype = "float32"
     """Data type of the weights."""
+    own_norms: bool = False
+    """After a download, clients estimate the running statistics of batch norms on their own training data."""
 
     def __post_init__(self) -> None:
         if isinstance(self.schedule, str):
@@ -151,6 +153,12 @@ class Capacities:
     """The share of clients that have each level; a level is a capacity in (0, 1]."""
     dynamic: bool = False
     """Whether each client draws its capacity anew in each round."""
+    cover: bool = False
+    """Whether capacities are drawn again until each level occurs among the clients of the round (needs `dynamic`)."""
+
+    def __post_init__(self) -> None:
+        if self.cover and not self.dynamic:
+            raise ValueError("cover draws capacities again, so it needs dynamic = true")
 
     @property
     def levels(self) -> list[float]:
@@ -164,10 +172,26 @@ class Capacities:
         blocks = np.repeat(np.arange(len(edges)), np.diff(edges, prepend=0))
         return numpy_rng(seed, "capacity").permutation(blocks)
 
-    def redraw(self, seed: int, round: int, client: int) -> float:
-        """Draw a client's level for one round."""
+    def redraw(self, seed: int, round: int, client: int, attempt: int = 0) -> float:
+        """Draw a client's level for one round; see `covering_attempt`."""
         share = np.array([self.shares[level] for level in self.levels])
-        return self.levels[int(numpy_rng(seed, "capacity", round, client).choice(len(share), p=share / share.sum()))]
+        rng = numpy_rng(seed, f"capacity {attempt}" if attempt else "capacity", round, client)
+        return self.levels[int(rng.choice(len(share), p=share / share.sum()))]
+
+    def covering_attempt(self, seed: int, round: int, cohort: Collection[int]) -> int:
+        """Return the number of the first draw, counted from 0, in which the cohort has each level."""
+        if not self.cover:
+            return 0
+        for attempt in range(MOST_DRAWS if len(cohort) >= len(self.levels) else 0):
+            if {self.redraw(seed, round, client, attempt) for client in cohort} == {*self.levels}:
+                return attempt
+        raise ValueError(
+            f"capacities.cover: {len(cohort)} clients per round cannot have each of the {len(self.levels)} levels, or "
+            f"do so less than once in {MOST_DRAWS:,} draws; use more clients per round, or larger shares"
+        )
+
+
+MOST_DRAWS = 1000
 
 
 @checked

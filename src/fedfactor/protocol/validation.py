@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedfactor.nn import outer_layers
 from fedfactor.nn.norms import batch_norms
 from fedfactor.protocol.coding import decode_up, expected_up, sections
 from fedfactor.protocol.message import BadMessage, Message, expect
@@ -55,6 +56,19 @@ def check_figures(figures: object, names: Sequence[str]) -> dict[str, float]:
         wanted = ", ".join(names) or "no figures"
         raise BadMessage(f"the reply must report finite numbers named {wanted}")
     return {name: float(figures[name]) for name in names}
+
+
+def check_labels(labels: object, network: nn.Module) -> tuple[int, ...]:
+    """Return the classes that a client says it has. Raise BadMessage if they are not ascending classifier rows."""
+    classes = len(network.get_parameter(f"{outer_layers(network)[-1]}.weight"))
+    if (
+        not isinstance(labels, list)
+        or not all(type(label) is int and 0 <= label < classes for label in labels)
+        or labels != sorted({*labels})
+        or not labels
+    ):
+        raise BadMessage(f"labels must be a list of ascending classes in [0, {classes})")
+    return tuple(labels)
 
 
 def _is_number(value: object) -> bool:
@@ -103,5 +117,8 @@ def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> t
     coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
     expect(coded, wanted, "decoded upload")
     figures = check_figures(report.get("figures", {}), setup.method.traits.reports)
-    reply = Reply(who.client, who.capacity, report["samples"], sent.plan, sent.reference, tensors, extras, figures)
+    labels = check_labels(report.get("labels"), setup.network(who.capacity)) if setup.method.traits.sends_labels else ()
+    reply = Reply(
+        who.client, who.capacity, report["samples"], sent.plan, sent.reference, tensors, extras, figures, labels
+    )
     return reply, report

@@ -86,4 +86,4 @@ def reported(capacities: Capacities, directory: Path) -> Capacities:
     path = directory / ENROLLED
     recorded = json.loads(path.read_text())["start"].get("capacities", {}) if path.exists() else {}
     given = {int(client): float(capacity) for client, capacity in recorded.items()}
-    return Reported(capacities.shares, capacities.dynamic, given) if given else capacities
+    return Reported(capacities.shares, capacities.dynamic, capacities.cover, given) if given else capacities

@@ -201,4 +201,5 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
         raise RecipeError(f"{where}: {reason}")
     shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
     tables = {"name": name, **written, "paper": tables.get("paper", {})}
-    return Recipe(tables, training, rounds, Capacities(shares, capacities["dynamic"]), method, optimizer, codec)
+    levels = built(f"{where}: capacities", lambda: Capacities(shares, capacities["dynamic"], capacities["cover"]))
+    return Recipe(tables, training, rounds, levels, method, optimizer, codec)

@@ -116,6 +116,8 @@ class CapacitiesTable(SectionModel):
     """The share of clients that have each level."""
     dynamic: bool = Capacities.dynamic
     """Whether each client draws its capacity anew in each round."""
+    cover: bool = Capacities.cover
+    """Whether capacities are drawn again until each level occurs among the clients of the round (needs `dynamic`)."""
 
     @model_validator(mode="after")
     def _check(self) -> CapacitiesTable:

@@ -62,6 +62,7 @@ def simulate(
     seed: int = 0,
     device: str = "cpu",
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    own_norms: bool = False,
     **unknown: Never,
 ) -> Result:
     """Train a model on data split over clients, and return the finished run.
@@ -102,6 +103,7 @@ def simulate(
         seed: Seed of everything random. The same seed gives the same result, bit by bit.
         device: Where clients train: cpu, cuda, cuda:1, mps, ...
         dtype: Floating-point type of training.
+        own_norms: Clients estimate the running statistics of batch norms on their own data after each download.
 
     Raises:
         ValueError: A value is not legal, or method, optimizer and codec do not go together.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from fedfactor.nn.norms import pooled
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import States
@@ -23,17 +22,21 @@ class Calibration:
         """Number of invalid replies."""
 
     def at(self, capacity: float) -> Tensors:
-        """Return the mean of the batch statistics of the server's model on the clients' training data."""
+        """Return the statistics of the server's model on the training data of all clients together."""
         if capacity not in self.statistics:
-            asked = [Participant(client, capacity, self.server.round) for client in self._clients]
-            gathered = self._dispatch.gather("calibrate", "calibrated", self.server, asked, self._store)
-            self.moved, self.bad = self.moved + gathered.moved, self.bad + gathered.bad
-            replies = gathered.messages.values()
-            total = sum(reply.fields["samples"] for reply in replies)
-            summed: Tensors = {}
-            for reply in replies:
-                for name, tensor in reply.tensors.items():
-                    share = reply.fields["samples"] / total
-                    summed[name] = summed.get(name, torch.zeros_like(tensor)) + share * tensor
-            self.statistics[capacity] = summed
+            everyone = [Participant(client, capacity, self.server.round) for client in self._clients]
+            self.statistics[capacity] = self._estimated(everyone)
         return self.statistics[capacity]
+
+    def of(self, who: Participant) -> Tensors:
+        """Return the statistics of one client's model on its own training data."""
+        return self._estimated([who])
+
+    def _estimated(self, asked: list[Participant]) -> Tensors:
+        gathered = self._dispatch.gather("calibrate", "calibrated", self.server, asked, self._store)
+        self.moved, self.bad = self.moved + gathered.moved, self.bad + gathered.bad
+        replies = list(gathered.messages.values())
+        return {
+            name: pooled((reply.fields["samples"], reply.tensors[name]) for reply in replies)
+            for name in replies[0].tensors
+        }

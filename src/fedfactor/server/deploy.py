@@ -16,7 +16,7 @@ def deploy_global(setup: Setup, server: Server, capacity: float, calibration: Ca
     """Return the server's model at a capacity as a plain module, with its norm statistics."""
     now = setup.at(server.round)
     kept = {} if setup.has_global_model else now.kept(capacity)
-    model = now.method.deploy(server.tensors, now.network(capacity), capacity, kept)
+    model = now.method.deploy(server.silenced(), now.network(capacity), capacity, kept)
     return _calibrated(setup, model, capacity, calibration)
 
 
@@ -26,11 +26,13 @@ def deploy_personal(
     """Return a client's own model as a plain module, with its norm statistics."""
     now = setup.at(server.round)
     kept = kept_of(setup, store.read("client", who.client), server.round).get("kept") or now.kept(who.capacity)
-    network, tensors = now.network(who.capacity), server.tensors
+    network, tensors = now.network(who.capacity), server.silenced()
     if now.method.traits.space == "personal":  # the server has a model of its own for this client
         plan = now.method.plan(tensors, who, network, None)
         tensors = now.method.download(tensors, who, plan, HeldTensors(store, "server"), network)
     model = now.method.deploy(tensors, network, who.capacity, kept)
+    if setup.training.own_norms:
+        return with_statistics(model, calibration.of(who))
     return _calibrated(setup, model, who.capacity, calibration)
 
 

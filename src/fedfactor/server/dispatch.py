@@ -71,6 +71,7 @@ class Dispatch:
     def __init__(self, setup: Setup, rounds: Rounds, capacities: Capacities, engine: Engine) -> None:
         self._setup, self._rounds, self._capacities, self._engine = setup, rounds, capacities, engine
         self._levels = capacities.assign(setup.training.seed, setup.task.data.clients)
+        self._drawn = -1, 0  # a round, and its draw of capacities
         keep = setup.optimizer.keeps_state or setup.codec.keeps_state
         self._sizes_change = keep and setup.method.traits.adapts and capacities.dynamic
         """Whether clients keep tensors whose sizes change between rounds."""
@@ -78,10 +79,18 @@ class Dispatch:
     def participant(self, client: int, round: int) -> Participant:
         """Return a client with the capacity it has in a round."""
         if self._capacities.dynamic:
-            level = self._capacities.redraw(self._setup.training.seed, round, client)
+            level = self._capacities.redraw(self._setup.training.seed, round, client, self._attempt(round))
         else:
             level = self._capacities.levels[self._levels[client]]
         return Participant(client, level, round)
+
+    def _attempt(self, round: int) -> int:
+        """Return which draw of capacities a round uses; see `Capacities.cover`."""
+        if self._drawn[0] != round:
+            seed = self._setup.training.seed
+            cohort = self._rounds.cohort_of(seed, round, self._setup.task.data.clients)
+            self._drawn = round, self._capacities.covering_attempt(seed, round, cohort)
+        return self._drawn[1]
 
     def jobs(
         self,
@@ -172,7 +181,7 @@ class Dispatch:
         """
         setup = self._setup.at(server.round)
         networks = {who.capacity: setup.network(who.capacity) for who in clients}
-        view = setup.method.prepare(server.tensors, networks, training=False)
+        view = setup.method.prepare(server.silenced(), networks, training=False)
         asked, gathered = {who.client: who for who in clients}, Gathered()
 
         def counted(jobs: Iterator[Job]) -> Iterator[Job]:

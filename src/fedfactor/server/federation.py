@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfactor.nn import dense_names
+from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
 from fedfactor.protocol.engine import Engine
@@ -60,6 +62,10 @@ class Federation:
         reason = setup.method.refuses(setup.optimizer, setup.codec, setup.training)
         if reason:
             raise ValueError(reason)
+        if setup.training.own_norms and not any(
+            norm.track_running_stats for norm in batch_norms(setup.network(1.0)).values()
+        ):
+            raise ValueError("train.own_norms: the network has no batch norms with running statistics")
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
@@ -185,11 +191,13 @@ class Federation:
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
         self._check_finite(t, tensors, optimizer)
-        macs = round(sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * setup.training.epochs)
+        passes = setup.training.epochs + setup.training.own_norms
+        macs = round(sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * passes)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
         totals = {key: server.totals[key] + value for key, value in cost.items()}
         totals["failures"] = server.totals["failures"] + len(answers.failures)
-        new = self._formed(Server(t + 1, tensors, optimizer, totals))
+        untrained = _untrained(setup, server, replies)
+        new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=untrained))
         moved = answers.bytes_down + answers.bytes_up
         event = {
             "event": "round",
@@ -240,6 +248,8 @@ class Federation:
             }
             if setup.method.traits.calibrates:
                 figures["bytes_calibration"] = calibration.moved
+        if server.untrained:
+            figures["untrained"] = {name: int(mask.sum()) for name, mask in server.untrained.items()}
         if self.rounds.evaluate_clients != "none":
             figures |= measure_selected(reports)
         if self.rounds.evaluate_clients == "all":
@@ -333,6 +343,23 @@ class Federation:
         """Return a client's own model as a plain module."""
         who = self.dispatch.participant(client, server.round)
         return deploy_personal(self.setup, server, who, self.store, self.calibration(server))
+
+
+def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
+    """Return the masks of the rows of weights that no client has held, up to the present round."""
+    masks = {name: mask.clone() for name, mask in server.untrained.items()}
+    if server.round == 0 and setup.method.traits.adapts:
+        weights = setup.method.weight_names(setup.network, server.tensors)
+        masks = {name: torch.ones(len(server.tensors[name]), dtype=torch.bool) for name in weights}
+    for reply in replies if masks else ():
+        # Of a weight that is sent as U V, the rows of U are its output channels.
+        dense = {f"{layer}.u": name for layer, name in dense_names(setup.network(reply.capacity)).items()}
+        for piece in reply.plan.values():
+            name = dense.get(piece.source, piece.source)
+            if name in masks:
+                rows = piece.index[0] if piece.index else None
+                masks[name][rows if isinstance(rows, Tensor) else slice(rows)] = False
+    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -31,9 +31,12 @@ def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
         "worst_decile": "mean of the lowest tenth of the clients",
         "best": "the round with the highest mean accuracy, chosen on the test data on which it is measured",
         "every": rounds.evaluate_every,
+        "untrained": "output channels by tensor that no client has trained so far; they are silent in deployed models",
         "norm_statistics": "deployed models use statistics estimated on all clients' training data; a client's own "
         "scores use the statistics of its test batches"
         if traits.calibrates
+        else "estimated on each client's own training data after download"
+        if setup.training.own_norms
         else "as trained",
         "loss": "mean of the objective that clients minimise in training, penalties included",
         "macs": "forward multiply-accumulates of the clients' training examples; composing weights included",

@@ -25,14 +25,25 @@ class Server:
     totals: dict[str, float] = field(default_factory=dict)
     statistics: dict[float, Tensors] = field(default_factory=dict)
     """Norm statistics by capacity, if they were estimated on the clients' data in this round."""
+    untrained: Tensors = field(default_factory=dict)
+    """Masks of the rows (output channels) of weights that no client has held in any round; all others are trained."""
+
+    def silenced(self) -> Tensors:
+        """Return the tensors for use: untrained rows are zero, so that channels of initial values are silent."""
+        masks = {name: mask for name, mask in self.untrained.items() if name in self.tensors}
+        return self.tensors | {
+            name: self.tensors[name].masked_fill(mask.reshape(-1, *[1] * (self.tensors[name].dim() - 1)), 0)
+            for name, mask in masks.items()
+        }
 
     def to_bytes(self) -> Bytes:
-        """Encode tensors, optimizer state and norm statistics."""
+        """Encode tensors, optimizer state, norm statistics and masks of untrained rows."""
         tensors = prefixed("model", self.tensors)
         for kind, own in self.optimizer.items():
             tensors |= prefixed(f"optimizer/{kind}", own)
         for level, own in self.statistics.items():
             tensors |= prefixed(f"norms/{level!r}", own)
+        tensors |= prefixed("untrained", {name: mask.to(torch.uint8) for name, mask in self.untrained.items()})
         return encode(Message("server", {"kinds": sorted(self.optimizer)}, tensors))
 
     @classmethod
@@ -43,7 +54,8 @@ class Server:
         kinds = sections(found.get("optimizer", {}))
         optimizer = {kind: kinds.get(kind, {}) for kind in message.fields["kinds"]}
         statistics = {float(level): tensors for level, tensors in sections(found.get("norms", {})).items()}
-        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics)
+        untrained = {name: mask.bool() for name, mask in found.get("untrained", {}).items()}
+        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics, untrained)
 
 
 def weights_sha256(tensors: Tensors) -> str:
