@@ -54,6 +54,21 @@ def test_models_open_without_the_data(finished: Path, request: pytest.FixtureReq
     assert table["round"] == [1, 2, 3] and len(table["totals.bytes_up"]) == 3
 
 
+def test_a_folder_of_runs_opens_as_a_collection(tmp_path: Path) -> None:
+    for name, lr in (("a/slow", 0.01), ("b", 0.1)):
+        run(recipe("train.rounds=1", f"train.lr={lr}"), tmp_path / name)
+    (tmp_path / "b" / "summary.json").unlink()  # this run is not finished
+    runs = load(tmp_path)
+    assert list(runs) == ["a/slow", "b"] and len(runs) == 2 and "slow" in repr(runs)
+    assert runs["b"].recipe.training.lr == 0.1 and runs["a/slow"].model() is not None
+    table = runs.table()
+    assert (table["run"], table["method.name"], table["train.lr"]) == (["a/slow", "b"], ["fedavg"] * 2, [0.01, 0.1])
+    assert table["final_accuracy"] == [runs["a/slow"].summary["final_accuracy"], None]
+    assert "train.rounds" not in table  # the same in all runs
+    with pytest.raises(RunError, match="is not a run directory and contains none"):
+        load(tmp_path / "nowhere")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_models_of_every_method_open_without_the_data(
     method: str, tmp_path: Path, request: pytest.FixtureRequest

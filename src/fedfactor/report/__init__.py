@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fedfactor.checks import check_number
 from fedfactor.report.groups import Group, group_runs
-from fedfactor.report.read import RunData, find_runs, read_runs
+from fedfactor.report.read import RunData, read_runs
 from fedfactor.report.values import counted
+from fedfactor.runs.directory import find_runs
 
 __all__ = ["Group", "RunData", "counted", "read_groups", "report"]
 

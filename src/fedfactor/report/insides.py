@@ -16,7 +16,7 @@ from fedfactor.report.plots import MOST_ROWS, Curve, Scale, bars, colour, dash, 
 from fedfactor.report.read import Point, RunData, recorded
 from fedfactor.report.values import thin
 from fedfactor.runs.directory import RunError
-from fedfactor.runs.open import load
+from fedfactor.runs.open import Run
 
 RANK = "effective_rank"
 BLUE, ORANGE = 209, 389
@@ -69,9 +69,9 @@ def kept_ranks(run: RunData) -> dict[str, list[Point]]:
     if str(run.protocol.get("global", "none")).startswith("none"):
         raise RunError("the server has no complete model, because part of each model is private")
     found: dict[str, list[Point]] = {}
-    kept = [round for round in load(run.directory).kept if round != run.last_round]
+    kept = [round for round in Run(run.directory).kept if round != run.last_round]
     for round in [*kept, None]:
-        for name, weight in load(run.directory, round).model().named_parameters():
+        for name, weight in Run(run.directory, round).model().named_parameters():
             if weight.dim() > 1 and min(len(weight), weight[0].numel()) > 1:
                 point = (run.last_round if round is None else round, effective_rank(_singular_values(weight)))
                 found.setdefault(name.removesuffix(".weight"), []).append(point)
