@@ -65,8 +65,6 @@ def test_a_folder_of_runs_opens_as_a_collection(tmp_path: Path) -> None:
     assert (table["run"], table["method.name"], table["train.lr"]) == (["a/slow", "b"], ["fedavg"] * 2, [0.01, 0.1])
     assert table["final_accuracy"] == [runs["a/slow"].summary["final_accuracy"], None]
     assert "train.rounds" not in table  # the same in all runs
-    with pytest.raises(RunError, match="is not a run directory and contains none"):
-        load(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -153,7 +151,7 @@ def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
         load(finished).model(client=6)
     with pytest.raises(RunError, match=r"a capacity lies in \(0, 1\], got 2"):
         load(finished).model(capacity=2)
-    with pytest.raises(RunError, match=r"is not a run directory: it has no recipe\.toml"):
+    with pytest.raises(RunError, match="is not a run directory and contains none"):
         load(tmp_path / "nowhere")
     started = tmp_path / "started"
     started.mkdir()

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from fedfactor.report.read import Point, RunData
+from fedfactor.report.values import slug
 from fedfactor.runs.open import flat, varied
 
 SEEDS = ("train.seed", "partition.seed")
@@ -54,6 +55,11 @@ class Group:
     def method(self) -> str:
         """The method's name."""
         return self.runs[0].method
+
+    @property
+    def slug(self) -> str:
+        """The number and the label, for names of figures and files."""
+        return f"{self.number}-{slug(self.label)}"
 
     def curve(self, series: Callable[[RunData], Sequence[Point]]) -> list[tuple[float, Mean]]:
         """Average a series over the runs. Each round is averaged over the runs that have a value for it."""

@@ -47,6 +47,8 @@ class RunData:
     last_round: int = 0
     accuracy: dict[str, list[Point]] = field(default_factory=lists)
     """By measurement."""
+    trained: set[float] = field(default_factory=set)
+    """The capacities that clients have really trained."""
     by_level: dict[str, list[Point]] = field(default_factory=lists)
     """Accuracy of the server's model by capacity."""
     clients: dict[str, tuple[int, dict[int, float]]] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class RunData:
         totals = event["totals"]
         self.totals["bytes"].append((now, totals["bytes_up"] + totals["bytes_down"]))
         self.totals["macs"].append((now, totals["macs"]))
+        self.trained |= set(event.get("trained_capacities", ()))
         for level, scores in event.get("global", {}).items():
             self.by_level[level].append((now, scores["accuracy"]))
         for key in MEASURED:
