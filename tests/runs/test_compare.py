@@ -293,6 +293,7 @@ def test_cells_of_a_sweep_are_summarised_over_their_seeds(tmp_path: Path) -> Non
         run.summary["final_accuracy"] for name, run in fedfactor.load(tmp_path / "runs").items() if "lr=0.1" in name
     ]
     assert float(rows[1]["accuracy_mean"]) == pytest.approx(sum(ended) / 2)
-    assert call(*words, "--resume", "--latex", cwd=ROOT).stdout.count("lr=0.") == 2
+    again = call(*words, "--resume", "--latex", "--profile", cwd=ROOT)
+    assert again.stdout.count("lr=0.") == 2 and "seconds of" not in again.stdout and "seconds of" in again.stderr
     refused = call(*words, "--latex", "--csv", cwd=ROOT)
     assert refused.exit_code == 2 and "exclude each other" in refused.stderr

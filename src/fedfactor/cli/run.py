@@ -87,9 +87,9 @@ def run(
     cells = resolved_cells(tables, recipe, [*(settings or []), *([f"train.device={device}"] if device else [])], only)
     folder = out or Path("runs") / next(iter(cells.values())).tables["name"]
     found, recorders = {}, {}
+    screen = Console(stderr=True) if print_table else console  # so that the table can be piped
     try:
-        shown_on = Console(stderr=True) if print_table else console  # so that the table can be piped
-        with Progress(shown_on, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
+        with Progress(screen, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, cell in cells.items():
                 where = folder / name if "sweep" in tables else folder
                 stop.round = 0
@@ -116,9 +116,11 @@ def run(
     if print_table:
         print_table([CellOutcome(sweep_cell(name, cells[name], folder), found[name]) for name in found])
     elif not quiet:
-        console.print(results(found, {name: cell.tables["paper"] for name, cell in cells.items()}))
+        screen.print(results(found, {name: cell.tables["paper"] for name, cell in cells.items()}))
+    if not quiet:
         for name, recorder in recorders.items():
-            console.print(where_time_went(name, recorder))
+            screen.print(where_time_went(name, recorder))
+    if not quiet and not print_table:
         tell(f"wrote {folder}; next: fedfactor report {shlex.quote(str(folder))} -o report.html")
 
 
