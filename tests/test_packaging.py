@@ -19,14 +19,15 @@ import fedfactor
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedfactor"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRA_OF_FOLDER = {
+EXTRA_OF = {
     "flower": "flower",
     "report": "report",
+    "figures.py": "figures",
     "export": "onnx",
     "audit": "audit",
     "data": "demo",
 }
-"""The extra that provides what the modules below a folder import at their own risk."""
+"""The extra that provides what a module, or the modules below a folder, import at their own risk."""
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
 """Distributions of imported modules where the names differ by more than a hyphen."""
 
@@ -85,7 +86,11 @@ def test_every_import_is_declared(module: str, extra: str | None) -> None:
             CORE | EXTRAS[extra]
             if extra
             else CORE
-            | {name for folder in Path(file).parents for name in EXTRAS.get(EXTRA_OF_FOLDER.get(folder.name, ""), ())}
+            | {
+                name
+                for place in (Path(file), *Path(file).parents)
+                for name in EXTRAS.get(EXTRA_OF.get(place.name, ""), ())
+            }
         )
         assert wanted in given, f"{file} imports {module}, but no requirement that it may rely on provides it"
 

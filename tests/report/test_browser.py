@@ -78,6 +78,58 @@ def test_all_figures_are_drawn_without_a_complaint(browser: Chromium, page: Path
             browser.screenshot(Path(shots) / f"{size}-{'dark' if dark else 'light'}-{place}.png")
 
 
+CUT = """[...document.querySelectorAll(".scroll, figure, .plot .main-svg")]
+  .filter((box) => box.checkVisibility())
+  .filter((box) => box.scrollWidth > box.clientWidth || box.getBoundingClientRect().right > innerWidth)
+  .map((box) => box.getAttribute("aria-label") ?? box.closest("figure").id)"""
+LEGENDS = """[...document.querySelectorAll(".plot[data-drawn]")]
+  .map((plot) => [plot.closest("figure").id, [...plot.querySelectorAll(".legendtext")].map((one) => one.textContent)])"""
+
+
+def test_no_table_is_cut_on_a_screen_of_1280_pixels(browser: Chromium, page: Path) -> None:
+    browser.open(page, width=1280, height=900)
+    assert browser.run(CUT) == []
+    browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+    assert browser.run(CUT) == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_printed_figures_have_their_legend_and_nothing_is_cut(browser: Chromium, page: Path, dark: bool) -> None:
+    browser.open(page, dark=dark)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    browser.call("Emulation.setDeviceMetricsOverride", width=703, height=1000, deviceScaleFactor=1, mobile=False)
+    assert browser.run(CUT) == []  # A4 without its margins
+    heights = "[...document.querySelectorAll('.scroll')].every((box) => box.scrollHeight <= box.clientHeight)"
+    assert browser.run(heights)
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.querySelector('.plot .xtick text')).fill") == "rgb(27, 33, 48)"
+    legends = dict(browser.run(LEGENDS))
+    assert legends["accuracy-by-round-all"] == ["fedavg", "feddecomp", "flanc", "local", "prism"]
+    assert legends["time-to-target"] == legends["accuracy-by-round-all"]
+    assert legends["examples-by-class-0"] == []
+    browser.call("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    browser.run("dispatchEvent(new Event('afterprint'))")
+    assert dict(browser.run(LEGENDS))["accuracy-by-round-all"] == []
+    assert browser.complaints() == []
+
+
+def test_a_downloaded_figure_is_an_svg_with_its_legend(browser: Chromium, page: Path) -> None:
+    browser.open(page, dark=True)
+    browser.run("document.querySelector('.plot').scrollIntoView({behavior: 'instant'})")
+    browser.run(IN_VIEW)
+    drawn = browser.run("""(async () => {
+      let asked;
+      Plotly.downloadImage = (...given) => { asked = given; };
+      document.querySelector(".plot .modebar-btn").click();
+      return [asked[1].filename, decodeURIComponent(await Plotly.toImage(...asked))];
+    })()""")
+    assert drawn[0] == "accuracy-by-round-all" and drawn[1].startswith("data:image/svg+xml")
+    assert all(f">{name}</text>" in drawn[1] for name in ("fedavg", "prism", "round"))
+    assert "rgb(27, 33, 48)" in drawn[1] and "rgb(230, 233, 239)" not in drawn[1]  # dark text on white
+    assert browser.complaints() == []
+
+
 def test_colours_follow_the_reader_while_the_page_is_open(browser: Chromium, page: Path) -> None:
     browser.open(page)
     browser.run(IN_VIEW)

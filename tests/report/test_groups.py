@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from fedfactor.report.groups import group_runs, mean, t_quantile
-from fedfactor.report.read import find_runs, read_runs
-from fedfactor.runs.directory import RunError
+from fedfactor.report.read import read_runs
+from fedfactor.runs.directory import RunError, find_runs
 from tests.helpers.made_runs import make_run
 
 

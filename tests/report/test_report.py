@@ -66,16 +66,17 @@ def test_a_comparison_has_every_part(tmp_path: Path) -> None:
     ]  # fmt: skip
     names = set(figures(found))
     assert {
-        "rounds-all",
-        "bytes-all",
-        "rounds-global",
-        "target-bytes",
-        "target-time",
-        "capacities",
-        "levels-2",
+        "accuracy-by-round-all",
+        "accuracy-by-bytes-all",
+        "accuracy-by-round-global",
+        "bytes-to-target",
+        "time-to-target",
+        "accuracy-by-capacity",
+        "accuracy-by-capacity-2-flanc",
     } <= names
-    assert {"clients-sorted", "against-local", "against-fedavg", "data-0", "rank-4", "noted-0", "noted-1"} <= names
-    assert {"gram-2-0", "gram-2-1", "usage-2-0", "picks-4-3"} <= names
+    assert {"clients-sorted", "clients-against-local", "clients-against-fedavg", "examples-by-class-0"} <= names
+    assert {"rank-4-prism", "recorded-tau_change", "recorded-sigma_distance", "picks-4-prism-layer3"} <= names
+    assert {"gram-2-flanc-conv1", "gram-2-flanc-conv2", "usage-2-flanc-conv1"} <= names
 
 
 def test_every_figure_shows_something_and_has_a_table(tmp_path: Path) -> None:
@@ -160,9 +161,12 @@ def test_units_suit_the_largest_value(tmp_path: Path) -> None:
     assert unit_for([59.0], times)[1] == "seconds" and unit_for([7200.0], times)[1] == "hours"
     assert unit_for([], sizes)[1] == "B"
     found = figures(of([make_run(tmp_path / "a", rounds=3)]))  # 20 MB a round
-    assert found["bytes-all"].title == "Accuracy against megabytes"
-    assert found["bytes-all"].plot.data[-1].x == (20, 40, 60) and found["bytes-all"].table.head[2] == "MB"
-    assert found["target-time"].title == "Seconds to the target"
+    assert found["accuracy-by-bytes-all"].title == "Accuracy against megabytes"
+    assert (
+        found["accuracy-by-bytes-all"].plot.data[-1].x == (20, 40, 60)
+        and found["accuracy-by-bytes-all"].table.head[2] == "MB"
+    )
+    assert found["time-to-target"].title == "Seconds to the target"
 
 
 def test_what_figures_mean_stands_there_once(tmp_path: Path) -> None:
@@ -279,16 +283,19 @@ def test_real_runs_of_methods_that_note_things(tmp_path: Path) -> None:
     found = of([tmp_path])
     drawn, told = figures(found), tables(found)
     notes = [getattr(element, "words", "") for element in elements(found)]
-    examples = rows(drawn["data-0"].table)
+    examples = rows(drawn["examples-by-class-0"].table)
     assert len(examples) == 6 and sum(int(row["all"]) for row in examples) == 1438
     label = {group.method: group for group in read_groups([tmp_path])[0]}
     prism, flanc = label["prism"], label["flanc"]
-    assert drawn[f"rank-{prism.number}"].plot.data[0].x == (1, 2)
-    assert any(name.startswith(f"picks-{prism.number}-") for name in drawn)
-    assert any(name.startswith(f"gram-{flanc.number}-") for name in drawn)
-    assert [trace.name for trace in drawn[f"usage-{flanc.number}-0"].plot.data] == ["width 1", "width 0.5"]
+    assert drawn[f"rank-{prism.slug}"].plot.data[0].x == (1, 2)
+    assert any(name.startswith(f"picks-{prism.slug}-") for name in drawn)
+    assert any(name.startswith(f"gram-{flanc.slug}-") for name in drawn)
+    assert [
+        trace.name
+        for trace in next(one for name, one in drawn.items() if name.startswith(f"usage-{flanc.slug}-")).plot.data
+    ] == ["width 1", "width 0.5"]
     assert any("part of each model is private" in words for words in notes)  # of Local's rank
-    assert "capacities" in drawn and "How many clients win and lose against Local" in told
+    assert "accuracy-by-capacity" in drawn and "How many clients win and lose against Local" in told
 
 
 def test_ranks_of_kept_rounds_are_those_of_the_models_there(tmp_path: Path) -> None:

@@ -60,6 +60,32 @@ def test_methods_of_a_seed_see_the_same_clients_and_data(tmp_path: Path) -> None
         for seen in (cohorts, capacities, data):
             assert all(seen[name] == seen[names[0]] for name in names)
     assert cohorts["fedavg, seed 1"] != cohorts["fedavg, seed 2"]
+    assert data["fedavg, seed 1"] != data["fedavg, seed 2"]  # each seed has its own partition
+
+
+def test_a_setting_gives_all_seeds_the_same_partition(tmp_path: Path) -> None:
+    drawn = [cell.recipe.tables["partition"]["seed"] for cell in cells(TABLES, ["fedavg"], [4, 5], tmp_path)]
+    assert drawn == [4, 5]
+    own = {**TABLES, "partition": {**TABLES["partition"], "seed": 7}}  # the recipe's own seed does not fix it
+    for settings, expected in ((), [4, 5]), (["partition.seed=7"], [7, 7]), (["fedavg:partition.seed=7"], [7, 7]):
+        found = cells(own, ["fedavg"], [4, 5], tmp_path, settings=settings)
+        assert [cell.recipe.tables["partition"]["seed"] for cell in found] == expected
+
+
+def test_the_capacity_that_was_trained_is_recorded(tmp_path: Path) -> None:
+    expected = {"fedavg": {1.0}, "slim": {0.5}, "heterofl": {1.0, 0.5}, "pfedgate": {1.0, 0.5}}
+    chosen = cells(override(TABLES, ["train.cohort=6", "train.rounds=1"]), list(expected), [1], tmp_path)
+    for outcome in run_cells(chosen):
+        (event,) = events(outcome.cell)
+        assert set(event["capacities"]) == {1.0, 0.5}
+        trained = expected[outcome.cell.method]
+        assert set(event["trained_capacities"]) == trained and len(event["trained_capacities"]) == 6
+        assert outcome.summary and set(outcome.summary["trained_capacities"]) == trained
+        after = event["selected_after"]
+        accuracy = dict(zip(after["who"], after["each"], strict=True))
+        half = [accuracy[who] for who, level in zip(event["cohort"], event["capacities"], strict=True) if level == 0.5]
+        assert after["at"]["0.5"] == pytest.approx(sum(half) / len(half))
+        assert outcome.summary["measured"]["selected_after"]["at"] == after["at"]
 
 
 def test_what_would_differ_is_refused(tmp_path: Path) -> None:
@@ -75,21 +101,23 @@ def test_settings_of_a_method_come_from_the_recipe_or_from_the_command(tmp_path:
     cases = [{"name": "a", "method": {"name": "fedpara", "gamma": 0.4, "tanh": True}}]
     found = cells(
         {**TABLES, "sweep": {"cases": cases}}, ["fedpara", "low_rank"], [1], tmp_path,
-        settings=["train.lr=0.2"], method_settings=["fedpara.gamma=0.3"],
+        settings=["fedpara:method.gamma=0.3", "fedpara:train.lr=0.3", "train.lr=0.2"],
     )  # fmt: skip
     assert (found[0].recipe.method.gamma, found[0].recipe.method.tanh) == (0.3, True)
-    assert found[1].recipe.method.name == "low_rank" and [cell.recipe.training.lr for cell in found] == [0.2, 0.2]
+    assert found[1].recipe.method.name == "low_rank" and [cell.recipe.training.lr for cell in found] == [0.3, 0.2]
     own = {**TABLES, "method": {"name": "fedpara", "gamma": 0.7}, "train": {**TABLES["train"], "seed": 9}}
     found = cells(own, ["fedavg", "fedpara"], [4], tmp_path)
     assert [cell.recipe.method.name for cell in found] == ["fedavg", "fedpara"]
     assert found[1].recipe.method.gamma == 0.7 and [cell.recipe.training.seed for cell in found] == [4, 4]
-    for words, options in (
-        ("one of fedavg, fedpara, got 'flanc.r1=1'", {"method_settings": ["flanc.r1=1"]}),
-        ("did you mean 'gamma'", {"method_settings": ["fedpara.gama=1"]}),
-        ("--set gamma|there is no key 'trian'", {"settings": ["trian.lr=1"]}),
+    for words, setting in (
+        ("'flanc' is none of the compared methods, fedavg, fedpara", "flanc:method.r1=1"),
+        ("did you mean 'gamma'", "fedpara:method.gama=1"),
+        ("there is no key 'trian'", "trian.lr=1"),
+        ("name the method, as in --set fedavg:method.gamma=1", "method.gamma=1"),
+        ("fedavg and fedpara cannot be compared: train.rounds is 2 and 3", "fedpara:train.rounds=3"),
     ):
         with pytest.raises(RecipeError, match=words):
-            cells(own, ["fedavg", "fedpara"], [4], tmp_path, **options)
+            cells(own, ["fedavg", "fedpara"], [4], tmp_path, settings=[setting])
     with pytest.raises(RecipeError, match="without repetitions"):
         cells(TABLES, ["fedavg", "fedavg"], [1], tmp_path)
     twice = {**TABLES, "sweep": {"method.gamma": [0.1, 0.2]}, "method": {"name": "fedpara"}}
@@ -98,6 +126,20 @@ def test_settings_of_a_method_come_from_the_recipe_or_from_the_command(tmp_path:
     ):
         cells(twice, ["fedpara"], [1], tmp_path)
     assert cells(twice, ["fedpara"], [1], tmp_path, only="*0.2")[0].recipe.method.gamma == 0.2
+
+
+def test_variants_of_a_method_stand_side_by_side(tmp_path: Path) -> None:
+    found = cells(
+        {**TABLES, "method": {"name": "fedpara", "tanh": True}}, ["fedpara", "fedpara@wide", "fedavg"], [1], tmp_path,
+        settings=["fedpara:train.lr=0.2", "fedpara@wide:method.gamma=0.5"],
+    )  # fmt: skip
+    assert [cell.label for cell in found] == ["fedpara", "fedpara@wide", "fedavg"]
+    assert [cell.method for cell in found] == ["fedpara", "fedpara", "fedavg"]
+    assert found[1].directory == tmp_path / "fedpara@wide" / "seed-1" and found[1].recipe.method.gamma == 0.5
+    assert found[0].recipe.method.gamma != 0.5 and found[0].recipe.method.tanh and found[1].recipe.method.tanh
+    assert [cell.recipe.training.lr for cell in found] == [0.2, 0.05, 0.05]
+    with pytest.raises(RecipeError, match=r"METHOD@NAME, such as fedpara@wide, got 'fedpara@a/b'"):
+        cells(TABLES, ["fedpara@a/b"], [1], tmp_path)
 
 
 # Running.
@@ -164,10 +206,15 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
 # Summing up.
 
 
-def outcome(method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",)) -> CellOutcome:
-    (cell,) = cells(TABLES, [method], [seed], Path("nowhere"))
-    scores = {key: {"final": final, "best": final + 0.01} for key in measured}
-    return CellOutcome(cell, {"measured": scores, "bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0})
+def outcome(
+    method: str, seed: int, final: float, size: int, measured: tuple[str, ...] = ("global",), *settings: str,
+    levels: tuple[float, ...] = (1.0,),
+) -> CellOutcome:  # fmt: skip
+    (cell,) = cells(TABLES, [method], [seed], Path("nowhere"), settings=settings)
+    at = {f"{level:g}": final * level for level in levels}
+    scores = {key: {"final": final, "best": final + 0.01, "at": at} for key in measured}
+    sums = {"bytes_up": size, "bytes_down": size, "macs": 4e9, "failures": 0}
+    return CellOutcome(cell, {"measured": scores, "trained_capacities": list(levels), **sums})
 
 
 def test_lines_by_hand() -> None:
@@ -179,13 +226,13 @@ def test_lines_by_hand() -> None:
     assert (first.accuracy.value, first.accuracy.half) == (pytest.approx(0.85), pytest.approx(12.7062047 * 0.05))
     assert (second.accuracy.value, second.accuracy.half) == (pytest.approx(0.7), pytest.approx(0))
     assert (first.ratio, second.ratio, second.bytes) == (1.0, 4.0, 2_000_000)
-    assert table([first, second]).row_count == 2
     rows = list(csv.DictReader(io.StringIO(csv_text([first, second]))))
     assert float(rows[0]["accuracy_mean"]) == pytest.approx(0.85) and rows[1]["bytes_ratio"] == "4.0"
     text = latex([first, second])
     assert r"fedpara & 2 & 70.00 $\pm$ 0.00 & 71.00 $\pm$ 0.00 & 2 & 4.00x & 4 \\" in text
     assert r"accuracy \%" in text and "\n\\begin{tabular}{lrrrrrr}\n" in text
-    assert text.startswith("% Test data: central. Mean")
+    assert text.startswith("% Test data: central. Trained capacity: 1. Mean")
+    assert "over seeds, each with its own split of the data; bytes against FedAvg's" in text
     narrow = Console(file=io.StringIO(), width=80)
     narrow.print(table([first, second]))
     assert "85.00 ± 63.53" in narrow.file.getvalue()  # type: ignore[attr-defined]  # nothing is cut
@@ -199,3 +246,54 @@ def test_methods_are_compared_by_what_all_of_them_have() -> None:
     assert [line.measured for line in found] == ["central", "cohort's own, just trained"]
     assert " & cohort's own, just trained & " in latex(found)
     assert found[0].accuracy and found[0].accuracy.half is None  # one seed says nothing of others
+
+
+def test_capacities_have_their_own_accuracy() -> None:
+    widths = {"levels": (1.0, 0.5)}
+    outcomes = [outcome("fedavg", seed, 0.8, 4) for seed in (1, 2)]
+    outcomes += [outcome("heterofl", seed, 0.6, 2, **widths) for seed in (1, 2)]
+    found = lines(outcomes)
+    assert [line.trained for line in found] == [(1.0,), (1.0, 0.5)]
+    rows = list(csv.DictReader(io.StringIO(csv_text(found))))
+    assert [row["trained_capacities"] for row in rows] == ["1", "1, 0.5"]
+    assert [row["accuracy_at_0.5_mean"] for row in rows] == ["", "0.3"]
+    text = latex(found)
+    assert "run & seeds & trained & " in text and "heterofl & 2 & 1, 0.5 & 60.00" in text
+    assert r"fedavg & 80.00 $\pm$ 0.00 & - \\" in text
+    assert r"heterofl & 60.00 $\pm$ 0.00 & 30.00 $\pm$ 0.00 \\" in text
+    assert "the server's model of that capacity; -: there is none" in text
+    own = latex(lines([outcome("heterofl", 1, 0.6, 2, ("all",), **widths)]))
+    assert "the clients of that capacity, whatever capacity they trained" in own
+    narrow = Console(file=io.StringIO(), width=60)
+    narrow.print(table(found))
+    assert "…" not in narrow.file.getvalue()  # type: ignore[attr-defined]  # nothing is cut
+
+
+def test_intervals_say_whether_they_include_the_split_and_variants_share_no_reference() -> None:
+    fixed = "partition.seed=0"
+    found = lines([outcome("fedavg", seed, 0.8, 4, ("global",), fixed) for seed in (1, 2)])
+    assert (found[0].seeds, found[0].splits) == (2, 1)
+    assert "over seeds on the same split of the data" in latex(found)
+    two = lines([outcome("fedavg", 1, 0.8, 4), outcome("fedavg@other", 1, 0.8, 8)])
+    assert [line.ratio for line in two] == [2, 1] and "against the largest run's" in latex(two)
+
+
+def test_cells_of_a_sweep_are_summarised_over_their_seeds(tmp_path: Path) -> None:
+    tables = {**override(TABLES, ["train.rounds=1"]), "sweep": {"train.lr": [0.05, 0.1], "seed": [1, 2]}}
+    (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tables))
+    words = ("run", tmp_path / "sweep.toml", "--out", tmp_path / "runs")
+    ran = call(*words, "--csv", cwd=ROOT)
+    assert ran.exit_code == 0, ran.stderr
+    rows = list(csv.DictReader(io.StringIO(ran.stdout)))
+    assert [(row["run"], row["method"], row["seeds"]) for row in rows] == [
+        ("lr=0.05", "fedavg", "2"),
+        ("lr=0.1", "fedavg", "2"),
+    ]
+    ended = [
+        run.summary["final_accuracy"] for name, run in fedfactor.load(tmp_path / "runs").items() if "lr=0.1" in name
+    ]
+    assert float(rows[1]["accuracy_mean"]) == pytest.approx(sum(ended) / 2)
+    again = call(*words, "--resume", "--latex", "--profile", cwd=ROOT)
+    assert again.stdout.count("lr=0.") == 2 and "seconds of" not in again.stdout and "seconds of" in again.stderr
+    refused = call(*words, "--latex", "--csv", cwd=ROOT)
+    assert refused.exit_code == 2 and "exclude each other" in refused.stderr

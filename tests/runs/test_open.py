@@ -54,6 +54,19 @@ def test_models_open_without_the_data(finished: Path, request: pytest.FixtureReq
     assert table["round"] == [1, 2, 3] and len(table["totals.bytes_up"]) == 3
 
 
+def test_a_folder_of_runs_opens_as_a_collection(tmp_path: Path) -> None:
+    for name, lr in (("a/slow", 0.01), ("b", 0.1)):
+        run(recipe("train.rounds=1", f"train.lr={lr}"), tmp_path / name)
+    (tmp_path / "b" / "summary.json").unlink()  # this run is not finished
+    runs = load(tmp_path)
+    assert list(runs) == ["a/slow", "b"] and len(runs) == 2 and "slow" in repr(runs)
+    assert runs["b"].recipe.training.lr == 0.1 and runs["a/slow"].model() is not None
+    table = runs.table()
+    assert (table["run"], table["method.name"], table["train.lr"]) == (["a/slow", "b"], ["fedavg"] * 2, [0.01, 0.1])
+    assert table["final_accuracy"] == [runs["a/slow"].summary["final_accuracy"], None]
+    assert "train.rounds" not in table  # the same in all runs
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_models_of_every_method_open_without_the_data(
     method: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -138,7 +151,7 @@ def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:
         load(finished).model(client=6)
     with pytest.raises(RunError, match=r"a capacity lies in \(0, 1\], got 2"):
         load(finished).model(capacity=2)
-    with pytest.raises(RunError, match=r"is not a run directory: it has no recipe\.toml"):
+    with pytest.raises(RunError, match="is not a run directory and contains none"):
         load(tmp_path / "nowhere")
     started = tmp_path / "started"
     started.mkdir()

@@ -13,16 +13,17 @@ from tests.helpers.tiny import run
 
 def test_spread_by_hand() -> None:
     scores = [{"accuracy": value, "loss": 1.0} for value in (0.1, 0.2, *[0.5] * 9)]
-    found = spread(dict(zip(range(20, 31), scores, strict=True)))
+    found = spread(dict(zip(range(20, 31), scores, strict=True)), {**dict.fromkeys(range(20, 31), 1.0), 21: 0.5})
     assert found["accuracy"] == pytest.approx(4.8 / 11)
     assert found["worst_decile"] == pytest.approx(0.15)  # the lowest two of eleven
     assert found["std"] == pytest.approx(math.sqrt(sum((s["accuracy"] - 4.8 / 11) ** 2 for s in scores) / 11))
+    assert found["at"] == pytest.approx({"1": 0.46, "0.5": 0.2})
     assert found["each"][:2] == [0.1, 0.2] and found["who"][:2] == [20, 21]
 
 
 def measured(round: int, **each: float) -> dict[str, Any]:
     scores = {int(client[1:]): {"accuracy": accuracy, "loss": 0.0} for client, accuracy in each.items()}
-    return {"event": "round", "round": round, "all": spread(scores)}
+    return {"event": "round", "round": round, "all": spread(scores, dict.fromkeys(scores, 1.0))}
 
 
 def test_who_wins_and_who_loses_by_hand() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor import testing
-from fedfactor.methods import FedAvg, FedPer
+from fedfactor.methods import FedAvg, FedPer, HeteroFL
 from fedfactor.protocol.method import Method, Participant, Traits
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.server.dispatch import Dispatch
@@ -56,6 +56,13 @@ class FixedCapacity(FedPer):
 
     def private_names(self, network: nn.Module) -> set[str]:
         return {"hidden.weight", "hidden.bias", "fc.weight"}
+
+
+class SaysOne(HeteroFL):
+    """Gives weaker clients a smaller network, and says that all train the whole."""
+
+    def trained_capacity(self, capacity: float) -> float:
+        return 1.0
 
 
 class Unseeded(Breaking):
@@ -142,6 +149,11 @@ BROKEN: list[tuple[Promise, type[Method], str]] = [
     ),
     (suite.runs_or_is_refused_with_every_optimizer_and_codec, RefusesInSecret, "runs although refuses.. says 'no Fe"),
     (suite.runs_when_capacities_change_every_round, FixedCapacity, "the values given are"),
+    (
+        suite.runs_when_capacities_change_every_round,
+        SaysOne,
+        r"trained_capacity.. says 1 of networks of different sizes",
+    ),
     (suite.gives_the_same_bits_for_the_same_seed, Unseeded, "some random number does not come from the run's seed"),
     (suite.shares_no_memory_with_its_clients, Remembering, "the method object carries state"),
     (suite.resumes_to_the_same_bits, RememberingRounds, "differs from one that was never interrupted in its weights"),

@@ -28,6 +28,8 @@ Settings = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="Folder of data sets. Default: FEDFACTOR_DATA, or a cache folder.")]
 Small = Annotated[bool, typer.Option("--small", help="Apply the recipe's `small` overlay, for a quick try.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+Latex = Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

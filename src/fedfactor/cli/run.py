@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +15,10 @@ import typer
 from rich.console import Console
 
 from fedfactor.cli.common import (
+    AsCsv,
     AsJson,
     DataDir,
+    Latex,
     Quiet,
     RecipeFile,
     Settings,
@@ -31,6 +33,7 @@ from fedfactor.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from fedfactor.runs.compare import CellOutcome
     from fedfactor.runs.recipe import Recipe
 
 ENGINES = ("inline", "pool", "flower-local", "flower-ray")
@@ -57,6 +60,9 @@ def run(
     small: Small = False,
     only: Annotated[str, typer.Option(help="Run only the cells of a sweep whose name matches this pattern.")] = "*",
     quiet: Quiet = False,
+    latex: Latex = False,
+    as_csv: AsCsv = False,
+    as_json: AsJson = False,
     log: Annotated[
         list[str] | None, typer.Option(help="Also log to this viewer: tensorboard or mlflow. Repeatable.")
     ] = None,
@@ -69,18 +75,21 @@ def run(
     from fedfactor.engines import Inline, Pool
     from fedfactor.profile import recording
     from fedfactor.runs import loggers
+    from fedfactor.runs.compare import CellOutcome, sweep_cell
     from fedfactor.runs.execute import run as run_recipe
     from fedfactor.runs.execute import summary_of
     from fedfactor.runs.interrupts import Stop, each, resume_command
 
     loggers.check(log or [])
+    print_table = _table_printer(latex, as_csv, as_json)
     _check_engine(engine, workers, profile)
     tables = read_recipe(recipe, small)
     cells = resolved_cells(tables, recipe, [*(settings or []), *([f"train.device={device}"] if device else [])], only)
     folder = out or Path("runs") / next(iter(cells.values())).tables["name"]
     found, recorders = {}, {}
+    screen = Console(stderr=True) if print_table else console  # so that the table can be piped
     try:
-        with Progress(console, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
+        with Progress(screen, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, cell in cells.items():
                 where = folder / name if "sweep" in tables else folder
                 stop.round = 0
@@ -104,11 +113,33 @@ def run(
         complain(f"stopped; {where} holds everything up to round {stop.round}. Resume with:")
         print(resume_command(sys.argv), file=sys.stderr)
         raise typer.Exit(130) from None
+    if print_table:
+        print_table([CellOutcome(sweep_cell(name, cells[name], folder), found[name]) for name in found])
+    elif not quiet:
+        screen.print(results(found, {name: cell.tables["paper"] for name, cell in cells.items()}))
     if not quiet:
-        console.print(results(found, {name: cell.tables["paper"] for name, cell in cells.items()}))
         for name, recorder in recorders.items():
-            console.print(where_time_went(name, recorder))
+            screen.print(where_time_went(name, recorder))
+    if not quiet and not print_table:
         tell(f"wrote {folder}; next: fedfactor report {shlex.quote(str(folder))} -o report.html")
+
+
+def _table_printer(latex: bool, as_csv: bool, as_json: bool) -> Callable[[Sequence[CellOutcome]], None] | None:
+    """Return the function that prints runs in the chosen format, or None if no format is chosen."""
+    if latex + as_csv + as_json > 1:
+        raise ValueError("--latex, --csv and --json exclude each other; choose one of them")
+    if not latex + as_csv + as_json:
+        return None
+    from fedfactor.report import comparison
+
+    def show(outcomes: Sequence[CellOutcome]) -> None:
+        lines = comparison.lines(outcomes)
+        if as_json:
+            print(json.dumps([line.as_dict() for line in lines], indent=1))
+        else:
+            print((comparison.latex if latex else comparison.csv_text)(lines), end="")
+
+    return show
 
 
 def _check_engine(engine: str, workers: int, profile: bool) -> None:
@@ -132,21 +163,37 @@ def _run_on_flower(
 
 def compare(
     recipe: RecipeFile,
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas: fedavg,fedpara,flanc.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, separated by commas: fedavg,fedpara. METHOD@NAME adds a variant of a method, with settings "
+            "of its own: fedpara,fedpara@wide."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory of all runs, one METHOD/seed-N per run.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "1,2,3",
+    seeds: Annotated[
+        str,
+        typer.Option(
+            help="Seeds, separated by commas. Each is the seed of training and of the partition; --set "
+            "partition.seed=0 gives all seeds the same partition."
+        ),
+    ] = "1,2,3",
     jobs: Annotated[int, typer.Option(help="Number of runs at once, each in its own process.", min=1)] = 1,
-    settings: Settings = None,
-    method_settings: Annotated[
-        list[str] | None, typer.Option("--method-set", help="Set a field of one method: fedpara.gamma=0.3. Repeatable.")
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Override a key of the recipe: --set train.rounds=5, or for one method: --set fedpara:train.lr=0.1, "
+            "--set fedpara@wide:method.gamma=0.5. Repeatable.",
+        ),
     ] = None,
     small: Small = False,
     only: Annotated[
         str, typer.Option(help="Take methods' settings only from the cells of a sweep that match this pattern.")
     ] = "*",
     data_dir: DataDir = None,
-    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    latex: Latex = False,
+    as_csv: AsCsv = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
@@ -156,11 +203,11 @@ def compare(
     from fedfactor.report import report as write_report
     from fedfactor.runs import compare as comparing
 
+    print_table = _table_printer(latex, as_csv, as_json)
     chosen = numbers("--seeds", seeds, "1,2,3", int)
     cells = comparing.cells(
-        read_recipe(recipe, small), listed(methods), chosen, out, settings=settings or [],
-        method_settings=method_settings or [], only=only, where=str(recipe),
-    )  # fmt: skip
+        read_recipe(recipe, small), listed(methods), chosen, out, settings=settings or [], only=only, where=str(recipe)
+    )
     # Progress goes to standard error, so that the table can be piped.
     try:
         with Progress(Console(stderr=True), quiet) as progress:
@@ -173,15 +220,10 @@ def compare(
     except KeyboardInterrupt:
         complain("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None
-    lines = comparison.lines(outcomes)
-    if latex:
-        print(comparison.latex(lines), end="")
-    elif as_csv:
-        print(comparison.csv_text(lines), end="")
-    elif as_json:
-        print(json.dumps([line.as_dict() for line in lines], indent=1))
+    if print_table:
+        print_table(outcomes)
     else:
-        console.print(comparison.table(lines))
+        console.print(comparison.table(comparison.lines(outcomes)))
     for outcome in outcomes:
         if outcome.failure:
             complain(f"{outcome.cell.name}: {outcome.failure}")

@@ -72,16 +72,30 @@ def report(
         float | None, typer.Option(help="Energy per byte on the link, for recipes that do not set it.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page. Default: the recipes' names.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write each figure as a file into this folder, for a paper.")
+    ] = None,
+    figure_format: Annotated[str, typer.Option(help="Format of these files: pdf or svg.")] = "pdf",
     quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about one or more runs. The page works offline."""
     from fedfactor.report import counted
     from fedfactor.report import report as write_report
 
-    groups = write_report(runs, out, target=target, joules_per_byte=joules_per_byte, title=title)
+    groups = write_report(
+        runs,
+        out,
+        target=target,
+        joules_per_byte=joules_per_byte,
+        title=title,
+        figures=figures,
+        figure_format=figure_format,
+    )
     if not quiet:
         count = sum(len(group.runs) for group in groups)
         tell(f"{out}: {counted(count, 'run')} of {counted(len(groups), 'setting')}")
+        if figures:
+            tell(f"figures: {figures}")
 
 
 @data_app.command("show")

@@ -60,6 +60,10 @@ class PFedGate(Method):
         """Return the task's model with a gate."""
         return Gated(build(1.0), self.inputs, self.pieces, self.budget * capacity)
 
+    def trained_capacity(self, capacity: float) -> float:
+        """Return the capacity itself: it limits the pieces that a batch trains, although the network is the same."""
+        return capacity
+
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of the gate's tensors."""
         return {name for name in tensors_of(network) if name.startswith("gate.")}

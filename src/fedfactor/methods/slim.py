@@ -43,10 +43,10 @@ class Slim(Method):
             )
         return replace(self, width=self.width or min(levels))
 
-    def served(self, levels: Sequence[float]) -> list[float]:
-        """Return the one width that there is."""
-        return [self.width]
-
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model at the one width."""
         return build(self.width)
+
+    def trained_capacity(self, capacity: float) -> float:
+        """Return the one width that there is."""
+        return self.width

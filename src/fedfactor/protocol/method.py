@@ -200,6 +200,10 @@ class Method:
         """
         return build(1.0)
 
+    def trained_capacity(self, capacity: float) -> float:
+        """Return the capacity at which a client of this capacity really trains: 1 if all train the whole model."""
+        return capacity if self.traits.adapts else 1.0
+
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of the network's tensors that stay on the client."""
         return set()
@@ -275,7 +279,7 @@ class Method:
 
     def served(self, levels: Sequence[float]) -> list[float]:
         """Return the capacities at which the server's model is used and measured."""
-        return list(levels) if self.traits.adapts else [1.0]
+        return list(dict.fromkeys(map(self.trained_capacity, levels)))
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
         """Return a plain module of ordinary layers, built from the server's tensors and a client's private ones.

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedfactor.checks import check_number
+from fedfactor.checks import check_choice, check_number
 from fedfactor.report.groups import Group, group_runs
-from fedfactor.report.read import RunData, find_runs, read_runs
+from fedfactor.report.read import RunData, read_runs
 from fedfactor.report.values import counted
+from fedfactor.runs.directory import find_runs
 
 __all__ = ["Group", "RunData", "counted", "read_groups", "report"]
+
+FIGURE_FORMATS = ("pdf", "svg")
 
 
 def report(
@@ -20,6 +23,8 @@ def report(
     target: float | None = None,
     joules_per_byte: float | None = None,
     title: str | None = None,
+    figures: Path | str | None = None,
+    figure_format: str = "pdf",
 ) -> list[Group]:
     """Write the report on all runs at and below some paths. Runs that differ in their seeds only are averaged.
 
@@ -29,15 +34,23 @@ def report(
         target: The accuracy whose cost is shown. Default: the recipes' target, or the highest that every run reaches.
         joules_per_byte: The energy of the link, for recipes that do not give it.
         title: The heading of the page. Default: the names of the recipes.
+        figures: Also write each figure as a file into this folder.
+        figure_format: The format of these files: `pdf` or `svg`.
 
     Raises:
-        ImportError: If plotly or Jinja2 is missing.
+        ImportError: If plotly or Jinja2, or for figures matplotlib, is missing.
         RunError: If a path contains no run directory, or a run directory cannot be read.
     """
     try:
         from fedfactor.report.sections import report_page, sections
     except ImportError as error:
         raise ImportError(f"the report needs plotly and Jinja2 ({error}): pip install 'fedfactor[report]'") from error
+    check_choice("figure_format", figure_format, FIGURE_FORMATS)
+    if figures is not None:
+        try:
+            from fedfactor.report.figures import write_figures
+        except ImportError as error:
+            raise ImportError(f"figures need matplotlib ({error}): pip install 'fedfactor[figures]'") from error
     if Path(out).suffix != ".html":
         raise ValueError(f"the report is an HTML file: choose a name that ends in .html, got {out}")
     if target is not None:
@@ -48,7 +61,10 @@ def report(
     runs = [run for group in groups for run in group.runs]
     names = ", ".join(dict.fromkeys(str(run.tables.get("name", run.name)) for run in runs))
     lead = f"{counted(len(runs), 'run')}, {counted(len(groups), 'setting')}. Made from the run directories alone."
-    text = report_page(title or names, lead, groups, sections(groups, remarks, target, joules_per_byte))
+    found = sections(groups, remarks, target, joules_per_byte)
+    if figures is not None:
+        write_figures(found, Path(figures), figure_format)
+    text = report_page(title or names, lead, groups, found)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(text, encoding="utf-8")
     return groups

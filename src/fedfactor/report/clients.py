@@ -79,7 +79,7 @@ def _against(groups: Sequence[Group], reference: Group, name: str, kind: str) ->
     )
     words = f"Gains over {name} (an even selection of clients if there are many)"
     table, layout = Table(["run", "client", gained], rows, words), {"xaxis_range": [0, 100], "yaxis_zeroline": True}
-    plot = figure(f"against-{name.lower()}", title, caption, drawn, (SHARE, gained), table, **layout)
+    plot = figure(f"clients-against-{name.lower()}", title, caption, drawn, (SHARE, gained), table, **layout)
     head = ["run", "seed", "clients", "win", "tie", "lose", "mean gain", "worst gain"]
     return [plot, Table(head, counts, f"How many clients win and lose against {name}")]
 
@@ -148,5 +148,5 @@ def _dots(place: int, task: Any, partition: Any, names: str) -> Figure:
     caption = f"The area of a dot is the number of examples.{some} Partition: {split}. Used by {names}."
     table = Table(["client", *classes, "all"], rows, "Training examples of each client by class")
     layout = {"yaxis_tickvals": ticks, "yaxis_ticktext": [plain(classes[tick]) for tick in ticks]}
-    dotted = figure(f"data-{place}", title, caption, [drawn], ("client", "class"), table, **layout)
+    dotted = figure(f"examples-by-class-{place}", title, caption, [drawn], ("client", "class"), table, **layout)
     return replace(dotted, tall=len(classes) > MOST_ON_LOW)

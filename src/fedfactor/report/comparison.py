@@ -1,14 +1,15 @@
-"""Tables that compare methods over seeds: for a terminal, as LaTeX and as CSV."""
+"""Tables that compare methods, or the cells of a sweep, over seeds: for a terminal, as LaTeX and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from rich.console import Group as Stacked
 from rich.table import Table
 
 from fedfactor.report.groups import Mean, mean
@@ -17,24 +18,35 @@ from fedfactor.runs.text import SPARE, plain
 
 MEASURED = {"all": "all clients' own", "global": "central", "selected_after": "cohort's own, just trained"}
 """Measurements by which methods can be compared. The first one that all methods have is used."""
-LEFT_ALIGNED = ("method", "test data")
+LEFT_ALIGNED = ("run", "test data", "trained")
+SAME_FOR_ALL = {"test data": "Test data", "trained": "Trained capacity"}
+"""Columns that move to the caption, with these words, if they are the same for all methods."""
 LATEX = str.maketrans({"±": r"$\pm$", "\\": r"\textbackslash{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"}})
+
+Columns = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method over its seeds."""
+    """One method, variant or cell of a sweep over its seeds."""
 
+    label: str
     method: str
     seeds: int
+    splits: int
+    """Number of different partitions of the data among the runs."""
     measured: str
     """The test data."""
+    trained: tuple[float, ...]
+    """The capacities that clients really trained: 1 alone if the method ignores capacities."""
     accuracy: Mean | None
     best: Mean | None
+    at: Mapping[float, Mean]
+    """Last accuracy of the server's model at each capacity, or of the clients of each capacity on their own data."""
     bytes: float
     """Uploaded and downloaded, per run."""
     ratio: float | None
-    """Bytes of FedAvg, or of the method that moves most, divided by these."""
+    """Bytes of FedAvg, or of the run that moves most, divided by these."""
     macs: float
     client_failures: float
     failed: tuple[str, ...]
@@ -42,101 +54,160 @@ class Line:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line as plain data, one number per key."""
-        found: dict[str, Any] = {"method": self.method, "seeds": self.seeds, "measured": self.measured}
-        for key, pair in (("accuracy", self.accuracy), ("best_accuracy", self.best)):
-            found |= {f"{key}_mean": pair.value if pair else None, f"{key}_halfwidth": pair.half if pair else None}
-        rest = {"bytes": self.bytes, "bytes_ratio": self.ratio, "macs": self.macs}
-        return {**found, **rest, "client_failures": self.client_failures, "failed": "; ".join(self.failed)}
+        found: dict[str, Any] = {"run": self.label, "method": self.method, "seeds": self.seeds, "splits": self.splits}
+        found |= {"measured": self.measured, "trained_capacities": _levels(self.trained)}
+        found |= _pair("accuracy", self.accuracy) | _pair("best_accuracy", self.best)
+        found |= {"bytes": self.bytes, "bytes_ratio": self.ratio, "macs": self.macs}
+        found |= {"client_failures": self.client_failures, "failed": "; ".join(self.failed)}
+        for level, accuracy in self.at.items():
+            found |= _pair(f"accuracy_at_{level:g}", accuracy)
+        return found
+
+
+def _pair(key: str, one: Mean | None) -> dict[str, float | None]:
+    return {f"{key}_mean": one.value if one else None, f"{key}_halfwidth": one.half if one else None}
 
 
 def lines(outcomes: Sequence[CellOutcome]) -> list[Line]:
-    """Summarise outcomes by method, in their order, by a measurement that all of them have."""
+    """Summarise outcomes by label, in their order, by a measurement that all of them have."""
     there = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     common = next((key for key in MEASURED if there and all(key in one["measured"] for one in there)), None)
-    finished = {
-        method: [one.summary for one in outcomes if one.cell.method == method and one.summary is not None]
-        for method in dict.fromkeys(outcome.cell.method for outcome in outcomes)
-    }
-    sizes = {
-        method: _average([one["bytes_up"] + one["bytes_down"] for one in good]) for method, good in finished.items()
-    }
-    reference = sizes.get("fedavg") or max(sizes.values(), default=0.0)
-    found = []
-    for method, good in finished.items():
-        key = common or next((key for key in MEASURED if good and key in good[0]["measured"]), "")
-        scores = [one["measured"][key] for one in good if key in one["measured"]]
-        final, best = (mean([one[which] for one in scores]) if scores else None for which in ("final", "best"))
-        ratio = reference / sizes[method] if sizes[method] and reference else None
-        macs, failures = (_average([one[which] for one in good]) for which in ("macs", "failures"))
-        bad = [one for one in outcomes if one.cell.method == method and one.summary is None]
-        failed = tuple(f"seed {one.cell.seed}: {one.failure}" for one in bad)
-        measured = MEASURED.get(key, "not measured")
-        found.append(Line(method, len(good), measured, final, best, sizes[method], ratio, macs, failures, failed))
-    return found
+    by_label: dict[str, list[CellOutcome]] = {}
+    for outcome in outcomes:
+        by_label.setdefault(outcome.cell.label, []).append(outcome)
+    found = [_line(label, same, common) for label, same in by_label.items()]
+    dense = _dense(found)
+    reference = dense.bytes if dense else max((line.bytes for line in found), default=0.0)
+    return [replace(line, ratio=reference / line.bytes if line.bytes else None) for line in found]
 
 
-def _average(values: Sequence[float]) -> float:
-    return fmean(values) if values else 0.0
+def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Line:
+    good = [one.summary for one in outcomes if one.summary is not None]
+    key = common or next((key for key in MEASURED if good and key in good[0]["measured"]), "")
+    scores = [one["measured"][key] for one in good if key in one["measured"]]
+    final, best = (mean([one[which] for one in scores]) if scores else None for which in ("final", "best"))
+    by_level: dict[float, list[float]] = {}
+    for level, accuracy in (pair for one in scores for pair in one.get("at", {}).items()):
+        by_level.setdefault(float(level), []).append(accuracy)
+    size, macs, failures = (
+        fmean(values) if values else 0.0
+        for values in (
+            [one["bytes_up"] + one["bytes_down"] for one in good],
+            [one["macs"] for one in good],
+            [one["failures"] for one in good],
+        )
+    )
+    return Line(
+        label,
+        outcomes[0].cell.method,
+        len(good),
+        len({one.cell.recipe.tables["partition"]["seed"] for one in outcomes if one.summary is not None}),
+        MEASURED.get(key, "not measured"),
+        tuple(sorted({level for one in good for level in one.get("trained_capacities", ())}, reverse=True)),
+        final,
+        best,
+        {level: mean(values) for level, values in sorted(by_level.items(), reverse=True)},
+        size,
+        None,
+        macs,
+        failures,
+        tuple(f"seed {one.cell.seed}: {one.failure}" for one in outcomes if one.summary is None),
+    )
 
 
-def _columns(found: Sequence[Line]) -> dict[str, list[str]]:
-    """Return the cells by column. The column of test data is left out if it is the same for all methods."""
+def _dense(found: Sequence[Line]) -> Line | None:
+    """Return the line of FedAvg, if there is exactly one that has moved bytes."""
+    dense = [line for line in found if line.method == "fedavg" and line.bytes]
+    return dense[0] if len(dense) == 1 else None
 
-    def score(one: Mean | None) -> str:
-        if one is None:
-            return "-"
-        return f"{100 * one.value:.2f}" + ("" if one.half is None else f" ± {100 * one.half:.2f}")
 
+# Tables: each has columns of text and a caption.
+
+
+def _score(one: Mean | None) -> str:
+    if one is None:
+        return "-"
+    return f"{100 * one.value:.2f}" + ("" if one.half is None else f" ± {100 * one.half:.2f}")
+
+
+def _levels(levels: Iterable[float]) -> str:
+    return ", ".join(f"{level:g}" for level in levels) or "-"
+
+
+def _tables(found: Sequence[Line]) -> list[tuple[Columns, str]]:
+    """Return the comparison and, if there are several capacities, the accuracy at each."""
     columns = {
-        "method": [line.method for line in found],
+        "run": [line.label for line in found],
         "seeds": [str(line.seeds) for line in found],
-        "accuracy %": [score(line.accuracy) for line in found],
-        "best %": [score(line.best) for line in found],
+        "trained": [_levels(line.trained) for line in found],
+        "accuracy %": [_score(line.accuracy) for line in found],
+        "best %": [_score(line.best) for line in found],
         "test data": [line.measured for line in found],
         "MB": [plain(line.bytes / 1e6) for line in found],
         "fewer bytes": ["-" if line.ratio is None else f"{line.ratio:.2f}x" for line in found],
         "GMAC": [plain(line.macs / 1e9) for line in found],
     }
-    if len(set(columns["test data"])) == 1:
-        del columns["test data"]
-    return columns
+    same = [head for head in SAME_FOR_ALL if len(set(columns[head])) == 1]
+    words = [f"{SAME_FOR_ALL[head]}: {columns.pop(head)[0]}." for head in same]
+    if "trained" in columns:
+        words.append("Trained: the capacities that clients really trained; 1 is the whole model.")
+    over = "FedAvg's" if _dense(found) else "the largest run's"
+    words.append(f"Mean ± half the 95 % interval (Student's t) over seeds{_splits(found)}; bytes against {over}.")
+    levels = sorted({level for line in found for level in line.at}, reverse=True)
+    if len(levels) < 2:
+        return [(columns, " ".join(words))]
+    tested = {line.measured for line in found if line.at}
+    by_capacity = []
+    if MEASURED["global"] in tested:
+        words.append("Accuracy on central test data is that of the server's largest model.")
+        by_capacity.append("Central test data: the server's model of that capacity; -: there is none.")
+    if tested != {MEASURED["global"]}:
+        by_capacity.append("Clients' own test data: the clients of that capacity, whatever capacity they trained.")
+    at = {f"capacity {level:g}": [_score(line.at.get(level)) for line in found] for level in levels}
+    by_level = {"run": columns["run"], **at}
+    return [(columns, " ".join(words)), (by_level, " ".join(["Accuracy in % by capacity.", *by_capacity]))]
 
 
-def _caption(found: Sequence[Line]) -> str:
-    measured = {line.measured for line in found}
-    tested = f"Test data: {measured.pop()}. " if len(measured) == 1 else ""
-    over = "FedAvg's" if any(line.method == "fedavg" for line in found) else "the largest run's"
-    return f"{tested}Mean ± half the 95 % interval (Student's t) over seeds; bytes against {over}."
+def _splits(found: Sequence[Line]) -> str:
+    """Say whether intervals include the variance of the split, if there are intervals."""
+    if max((line.seeds for line in found), default=0) < 2:
+        return ""
+    own = all(line.splits == line.seeds for line in found)
+    return ", each with its own split of the data" if own else " on the same split of the data"
 
 
-def table(found: Sequence[Line]) -> Table:
-    """Return the comparison as a table for a terminal."""
-    view = Table(caption=_caption(found), **{**SPARE, "padding": (0, 0, 0, 1)})
-    columns = _columns(found)
-    for head in columns:
-        view.add_column(head, justify="left" if head in LEFT_ALIGNED else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        view.add_row(*row)
-    return view
+def table(found: Sequence[Line]) -> Stacked:
+    """Return the comparison as tables for a terminal."""
+    views: list[Table | str] = []
+    for columns, caption in _tables(found):
+        view = Table(caption=caption, **{**SPARE, "padding": (0, 0, 0, 1)})
+        for head in columns:
+            view.add_column(head, justify="left" if head in LEFT_ALIGNED else "right", overflow="fold")
+        for row in zip(*columns.values(), strict=True):
+            view.add_row(*row)
+        views += [view, ""]
+    return Stacked(*views[:-1])
 
 
 def latex(found: Sequence[Line]) -> str:
-    """Return the comparison as a LaTeX table. A comment above it explains the figures."""
-    columns = _columns(found)
-    sides = "".join("l" if head in LEFT_ALIGNED else "r" for head in columns)
-    head, *body = (
-        " & ".join(cell.translate(LATEX) for cell in row) + r" \\"
-        for row in (columns, *zip(*columns.values(), strict=True))
-    )
-    start, end = rf"\begin{{tabular}}{{{sides}}}", r"\end{tabular}"
-    return "\n".join([f"% {_caption(found)}", start, r"\hline", head, r"\hline", *body, r"\hline", end, ""])
+    """Return the comparison as LaTeX tables. A comment above each explains the figures."""
+    text = []
+    for columns, caption in _tables(found):
+        sides = "".join("l" if head in LEFT_ALIGNED else "r" for head in columns)
+        head, *body = (
+            " & ".join(cell.translate(LATEX) for cell in row) + r" \\"
+            for row in (columns, *zip(*columns.values(), strict=True))
+        )
+        start, end = rf"\begin{{tabular}}{{{sides}}}", r"\end{tabular}"
+        text += [f"% {caption}", start, r"\hline", head, r"\hline", *body, r"\hline", end, ""]
+    return "\n".join(text)
 
 
 def csv_text(found: Sequence[Line]) -> str:
     """Return the comparison as CSV, one number per column."""
     rows = [line.as_dict() for line in found]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

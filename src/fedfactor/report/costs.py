@@ -105,7 +105,7 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
             ]
             table = _table(labels | {name: cells[name] for name in shown}, behind)
             title, axes = f"{units.capitalize()} to the target", ("", unit)
-            elements.append(figure(f"target-{quantity}", title, caption, drawn, axes, table, xaxis_showgrid=False))
+            elements.append(figure(f"{quantity}-to-target", title, caption, drawn, axes, table, xaxis_showgrid=False))
     # FedPara's Table 7.
     cells = {name: [written(cost.mean(one, per_round), cost.text) for one in groups] for name, cost in kinds.items()}
     words = "One round, on average: bytes and MACs of all its clients, times as above"

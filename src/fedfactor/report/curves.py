@@ -40,6 +40,10 @@ def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str
             "failures": str(sum(len(run.failures) for run in group.runs)),
         }
         rows.append(row)
+    trained = [sorted({level for run in group.runs for level in run.trained}, reverse=True) for group in groups]
+    if any(levels and levels != [1.0] for levels in trained):
+        for row, levels in zip(rows, trained, strict=True):
+            row["trained capacity"] = ", ".join(f"{level:g}" for level in levels) or "-"
     printed = [group.runs[0].tables.get("paper", {}).get("accuracy") for group in groups]
     if any(value is not None for value in printed):
         for row, value in zip(rows, printed, strict=True):
@@ -65,7 +69,10 @@ def _pair(groups: Sequence[Group], key: str) -> list[Figure]:
     caption = f"{MEASURED[key].capitalize()}. Mean over seeds; bands are 95 % intervals."
     curves = [Curve.of(group, group.curve(measured(key))) for group in groups]
     title, table = "Accuracy against rounds", "Accuracy by round"
-    return [over_rounds(f"rounds-{key}", title, caption, curves, ACCURACY, table), _against_bytes(groups, key)]
+    return [
+        over_rounds(f"accuracy-by-round-{key}", title, caption, curves, ACCURACY, table),
+        _against_bytes(groups, key),
+    ]
 
 
 def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
@@ -81,26 +88,30 @@ def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
     title, axes = f"Accuracy against {units}", (f"{unit} moved", ACCURACY.title)
     caption = f"{MEASURED[key].capitalize()}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
     table = Table(["run", "round", unit, "accuracy"], rows, f"Accuracy by {units}" + thinned(rows))
-    return figure(f"bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
+    return figure(f"accuracy-by-bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
 
 
 def capacities(groups: Sequence[Group]) -> Section | None:
     """Return the accuracy of the server's model by capacity, if there are several (FLANC, Figures 3 and 4)."""
-    several = [group for group in groups if len(group.runs[0].by_level) > 1]
-    if not several:
+    measured_at = [group for group in groups if group.runs[0].by_level]
+    levels = sorted({float(level) for group in measured_at for level in group.runs[0].by_level})
+    if len(levels) < 2:
         return None
-    levels = sorted({float(level) for group in several for level in group.runs[0].by_level})
     drawn, rows, folds = [], [], list[Element]()
-    for group in several:
+    for group in measured_at:
         ends = {level: group.over(last(_at_level(f"{level:g}"))) for level in levels}
         curve = Curve.of(group, [(level, one) for level, one in ends.items() if one])
         drawn += traces(curve, ACCURACY, "capacity %{x}")
         rows.append([group.label, *(written(one, percent) for one in ends.values())])
-        folds.append(Fold(f"Over rounds: {group.label}", [_levels_over_rounds(group)]))
+        if len(group.runs[0].by_level) > 1:
+            folds.append(Fold(f"Over rounds: {group.label}", [_levels_over_rounds(group)]))
     title, axes = "Accuracy by capacity", ("capacity", ACCURACY.title)
-    caption = "The server's model at each capacity, on the central test set, after the last measured round."
+    caption = (
+        "The server's model at each capacity, on the central test set, after the last measured round. A method that "
+        "ignores capacities has one model."
+    )
     table = Table(["run", *(f"{level:g}" for level in levels)], rows, "Last accuracy by capacity")
-    return Section("capacity", title, [figure("capacities", title, caption, drawn, axes, table), *folds])
+    return Section("capacity", title, [figure("accuracy-by-capacity", title, caption, drawn, axes, table), *folds])
 
 
 def _levels_over_rounds(group: Group) -> Figure:
@@ -109,7 +120,7 @@ def _levels_over_rounds(group: Group) -> Figure:
         Curve(f"capacity {level}", group.curve(_at_level(level)), colour(place), dash(place))
         for place, level in enumerate(levels)
     ]
-    name, title = f"levels-{group.number}", f"{group.label}: accuracy by capacity over rounds"
+    name, title = f"accuracy-by-capacity-{group.slug}", f"{group.label}: accuracy by capacity over rounds"
     caption = "The server's model on the central test set. Mean over seeds; bands are 95 % intervals."
     return over_rounds(name, title, caption, curves, ACCURACY, "Accuracy by round and capacity", showlegend=True)
 

@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from fedfactor.report.read import Point, RunData
-from fedfactor.runs.open import flat
+from fedfactor.report.values import slug
+from fedfactor.runs.open import flat, varied
 
 SEEDS = ("train.seed", "partition.seed")
 IGNORED = ("name", "train.device", "run.keep_rounds", "evaluate.joules_per_byte", "evaluate.target")
@@ -54,6 +55,11 @@ class Group:
     def method(self) -> str:
         """The method's name."""
         return self.runs[0].method
+
+    @property
+    def slug(self) -> str:
+        """The number and the label, for names of figures and files."""
+        return f"{self.number}-{slug(self.label)}"
 
     def curve(self, series: Callable[[RunData], Sequence[Point]]) -> list[tuple[float, Mean]]:
         """Average a series over the runs. Each round is averaged over the runs that have a value for it."""
@@ -133,7 +139,7 @@ def _settings(run: RunData) -> dict[str, Any]:
 def _label(groups: list[Group]) -> None:
     """Label each group with its method and the fewest settings that distinguish it from the other groups."""
     settings = [_settings(group.runs[0]) for group in groups]
-    shared = [key for key in _varied(settings) if not key.startswith("method.")]
+    shared = [key for key in varied(settings) if not key.startswith("method.")]
     for group, own in zip(groups, settings, strict=True):
         same_method = [other for other in settings if other.get("method.name") == own.get("method.name")]
         keys = [*_distinguishing(same_method), *(shared if len(shared) <= FEW_SETTINGS else [])]
@@ -143,7 +149,7 @@ def _label(groups: list[Group]) -> None:
 
 def _distinguishing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Choose few keys that tell all settings apart: repeatedly the key that splits them into most parts."""
-    keys, found = _varied(settings), list[str]()
+    keys, found = varied(settings), list[str]()
 
     def parts(chosen: Sequence[str]) -> int:
         return len({json.dumps([one.get(key) for key in chosen], default=str) for one in settings})
@@ -154,11 +160,6 @@ def _distinguishing(settings: Sequence[dict[str, Any]]) -> list[str]:
             break  # the rest differs in ignored settings only
         found.append(best)
     return found
-
-
-def _varied(settings: Sequence[dict[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in settings for key in one)
-    return [key for key in keys if len({json.dumps(one.get(key), default=str) for one in settings}) > 1]
 
 
 def _short(key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from colorsys import hls_to_rgb
 from dataclasses import replace
 
 import plotly.graph_objects as go
@@ -14,9 +15,9 @@ from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Tex
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.plots import MOST_ROWS, Curve, Scale, bars, colour, dash, figure, line, over_rounds
 from fedfactor.report.read import Point, RunData, recorded
-from fedfactor.report.values import thin
+from fedfactor.report.values import slug, thin
 from fedfactor.runs.directory import RunError
-from fedfactor.runs.open import load
+from fedfactor.runs.open import Run
 
 RANK = "effective_rank"
 BLUE, ORANGE = 209, 389
@@ -43,7 +44,7 @@ def ranks(groups: Sequence[Group]) -> Section:
             last_only.append((group, series))
         else:
             title = f"{group.label}: rank in use"
-            elements.append(_by_layer(f"rank-{group.number}", title, source, series, "effective rank"))
+            elements.append(_by_layer(f"rank-{group.slug}", title, source, series, "effective rank"))
     if last_only:
         elements.append(_last_ranks(last_only))
     elements += [Text(f"Unknown for {', '.join(names)}: {reason}.") for reason, names in unknown.items()]
@@ -69,9 +70,9 @@ def kept_ranks(run: RunData) -> dict[str, list[Point]]:
     if str(run.protocol.get("global", "none")).startswith("none"):
         raise RunError("the server has no complete model, because part of each model is private")
     found: dict[str, list[Point]] = {}
-    kept = [round for round in load(run.directory).kept if round != run.last_round]
+    kept = [round for round in Run(run.directory).kept if round != run.last_round]
     for round in [*kept, None]:
-        for name, weight in load(run.directory, round).model().named_parameters():
+        for name, weight in Run(run.directory, round).model().named_parameters():
             if weight.dim() > 1 and min(len(weight), weight[0].numel()) > 1:
                 point = (run.last_round if round is None else round, effective_rank(_singular_values(weight)))
                 found.setdefault(name.removesuffix(".weight"), []).append(point)
@@ -91,7 +92,8 @@ def _by_layer(name: str, title: str, source: str, series: Mapping[str, Sequence[
     for place, (layer, points) in enumerate(series.items()):
         hue = (BLUE + (ORANGE - BLUE) * place / max(1, len(series) - 1)) % 360
         means = [(round, Mean(value, None, 1)) for round, value in points]
-        curves.append(Curve(layer, means, f"hsl({hue:.0f},65%,50%)", dash(place)))
+        red, green, blue = (round(255 * part) for part in hls_to_rgb(hue / 360, 0.5, 0.65))
+        curves.append(Curve(layer, means, f"#{red:02x}{green:02x}{blue:02x}", dash(place)))
     caption = f"Layers in the network's order, from blue to orange; {source}."
     legend = len(series) <= SEVERAL_LAYERS
     return over_rounds(name, title, caption, curves, Scale(unit), title, yaxis_rangemode="tozero", showlegend=legend)
@@ -102,11 +104,11 @@ def bases(groups: Sequence[Group]) -> Section | None:
     folds: list[Element] = []
     for group in groups:
         run = group.runs[0]
-        for place, (layer, gram) in enumerate(run.gram.items()):
+        for layer, gram in run.gram.items():
             off = max((abs(x) for i, row in enumerate(gram) for j, x in enumerate(row) if i != j), default=0.0)
             diagonal = [row[i] for i, row in enumerate(gram)]
             words = f"diagonal {min(diagonal):.3g} to {max(diagonal):.3g}, off the diagonal at most {off:.3g}"
-            name, when = f"{group.number}-{place}", f"after round {run.matrices_round}"
+            name, when = f"{group.slug}-{slug(layer)}", f"after round {run.matrices_round}"
             inner = [_gram(f"gram-{name}", when, layer, gram)]
             if layer in run.mean_abs_u:
                 inner.append(_usage(f"usage-{name}", when, layer, run.mean_abs_u[layer]))
@@ -142,11 +144,11 @@ def picks(groups: Sequence[Group]) -> Section | None:
     folds: list[Element] = []
     for group in groups:
         run = group.runs[0]
-        for place, (layer, counts) in enumerate(run.picks.items()):
+        for layer, counts in run.picks.items():
             shares = [100 * count / max(1, run.picking_clients) for count in counts]
             words = f"the first kernel by {shares[0]:.0f} % of the clients, the last by {shares[-1]:.0f} %"
             rows = [[str(i), str(counts[i]), f"{shares[i]:.1f} %"] for i in thin(range(len(counts)), MOST_ROWS)]
-            name, title = f"picks-{group.number}-{place}", f"{layer}: how often each kernel was picked"
+            name, title = f"picks-{group.slug}-{slug(layer)}", f"{layer}: how often each kernel was picked"
             caption = "Kernels in order of decreasing singular value; per cent of the clients of all rounds."
             table = Table(["kernel", "times", "share"], rows, f"Picks of the kernels of {layer}")
             drawn, axes = [_values(layer, group.number, shares)], ("principal kernel", "per cent of the clients")
@@ -159,17 +161,19 @@ def records(groups: Sequence[Group]) -> Section | None:
     """Return all other numbers that a method records."""
     names = dict.fromkeys(name for group in groups for run in group.runs for name in run.observed if name != RANK)
     elements: list[Element] = []
-    for place, name in enumerate(names):
+    for name in names:
         words = name.replace("_", " ")
         single = [group for group in groups if "" in group.runs[0].observed.get(name, {})]
         if single:
             title, caption = words.capitalize(), "As the method recorded it. Mean over seeds; bands are 95 % intervals."
             curves = [Curve.of(group, group.curve(recorded(name))) for group in single]
-            elements.append(over_rounds(f"noted-{place}", title, caption, curves, Scale(words), f"{words} by round"))
+            elements.append(
+                over_rounds(f"recorded-{slug(name)}", title, caption, curves, Scale(words), f"{words} by round")
+            )
         for group in groups:
             layers = {layer: series for layer, series in group.runs[0].observed.get(name, {}).items() if layer}
             if layers:
-                ident, title = f"noted-{place}-{group.number}", f"{group.label}: {words}"
+                ident, title = f"recorded-{slug(name)}-{group.slug}", f"{group.label}: {words}"
                 elements.append(_by_layer(ident, title, "as recorded", layers, words))
     return Section("noted", "Other numbers that methods record", elements) if elements else None
 

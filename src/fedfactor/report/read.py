@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class RunData:
     last_round: int = 0
     accuracy: dict[str, list[Point]] = field(default_factory=lists)
     """By measurement."""
+    trained: set[float] = field(default_factory=set)
+    """The capacities that clients have really trained."""
     by_level: dict[str, list[Point]] = field(default_factory=lists)
     """Accuracy of the server's model by capacity."""
     clients: dict[str, tuple[int, dict[int, float]]] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class RunData:
         totals = event["totals"]
         self.totals["bytes"].append((now, totals["bytes_up"] + totals["bytes_down"]))
         self.totals["macs"].append((now, totals["macs"]))
+        self.trained |= set(event.get("trained_capacities", ()))
         for level, scores in event.get("global", {}).items():
             self.by_level[level].append((now, scores["accuracy"]))
         for key in MEASURED:
@@ -161,27 +164,6 @@ def first_shared(keys: Iterable[str], runs: Sequence[RunData], has: Callable[[Ru
     """Return the first key that all runs have, else the first that any run has."""
     there = [key for key in keys if any(has(run, key) for run in runs)]
     return next((key for key in there if all(has(run, key) for run in runs)), next(iter(there), None))
-
-
-def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the run directories at and below these paths, each once, in order."""
-    found: dict[Path, Path] = {}
-    for path in map(Path, paths):
-        below = list(_below(path))
-        if not below:
-            raise RunError(
-                f"{path} is not a run directory and contains none: there is no recipe.toml in it or below it"
-            )
-        found |= {one.resolve(): one for one in below if one.resolve() not in found}
-    return list(found.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    if (path / "recipe.toml").exists():
-        yield path
-    elif path.is_dir():
-        for one in sorted(path.iterdir()):
-            yield from _below(one)
 
 
 def read_runs(directories: Iterable[Path]) -> list[RunData]:

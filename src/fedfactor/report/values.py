@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -52,6 +53,11 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.3g} s"
+
+
+def slug(text: str) -> str:
+    """Return text that can name a file: letters, digits and a few signs."""
+    return re.sub(r"[^\w.=+-]+", "-", text).strip("-")
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,13 +1,15 @@
 """Compare methods over seeds: run the missing cells and resume interrupted ones.
 
 Each cell has its own run directory, `DIR/METHOD/seed-N`. For one seed, all methods have the same partition and the same
-cohorts, because both depend on the recipe and the seed only; a comparison in which they would differ is refused.
+cohorts, because both depend on the recipe and the seed only; a comparison in which they would differ is refused. Each
+seed has its own partition, so that intervals include the variance of the split; a setting of `partition.seed` fixes it.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import multiprocessing
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,17 +29,27 @@ SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "trai
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison: a method, a seed, the recipe and the run directory."""
+    """One run of a comparison or of a sweep. Cells with the same label differ in their seeds only."""
 
-    method: str
-    seed: int
+    label: str
+    """A method, a method and its variant (`fedpara@wide`), or the name of a sweep's cell without its seed."""
     recipe: recipes.Recipe
     directory: Path
 
     @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.recipe.tables["method"]["name"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of training."""
+        return self.recipe.training.seed
+
+    @property
     def name(self) -> str:
-        """Method and seed, for messages."""
-        return f"{self.method}, seed {self.seed}"
+        """Label and seed, for messages."""
+        return f"{self.label}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -56,46 +68,79 @@ def cells(
     folder: Path,
     *,
     settings: Sequence[str] = (),
-    method_settings: Sequence[str] = (),
     only: str = "*",
     where: str = "recipe",
 ) -> list[Cell]:
     """Return all cells of a comparison, resolved and checked before anything runs.
 
     If the recipe, or a cell of its sweep, names a method, that method takes its settings from there; other methods have
-    their defaults. `method_settings` have the form `fedpara.gamma=0.3`.
+    their defaults.
+
+    Args:
+        tables: The recipe.
+        methods: Names of methods. `METHOD@VARIANT` is the same method once more, to be given settings of its own.
+        seeds: Seeds of training and of the partition.
+        folder: The directory of all runs.
+        settings: `section.key=value` for all methods, or `METHOD:section.key=value` for one of `methods`. If
+            `partition.seed` is among them, all seeds share that partition.
+        only: Pattern of the names of the sweep's cells from which methods take their settings.
+        where: The name of the recipe in errors.
     """
     for name, given in (("methods", methods), ("seeds", seeds)):
         if not given or len(set(given)) != len(given):
             raise RecipeError(f"a comparison needs at least one of {name}, without repetitions; got {list(given)}")
-    for method in methods:
-        create("methods", method)  # an unknown name raises an error that lists the methods
-    own = _own_settings(methods, method_settings)
+    for label in methods:
+        create("methods", _method_in(label))  # an unknown name raises an error that lists the methods
+    shared, own = _split_settings(methods, settings)
+    bases = {label: _tables_of(tables, _method_in(label), shared, only, where) for label in methods}
     found = []
     for seed in seeds:
         row = []
-        for method in methods:
-            chosen = _tables_of(tables, method, list(settings), only, where)
-            chosen = recipes.override(chosen, own[method])
+        for label in methods:
+            chosen = recipes.override(bases[label], own[label])
             chosen["train"] = {key: value for key, value in chosen.get("train", {}).items() if key != "seed"}
-            resolved = recipes.resolve({**chosen, "seed": seed}, f"{where} ({method}, seed {seed})")
-            row.append(Cell(method, seed, resolved, folder / method / f"seed-{seed}"))
+            if not any(_key(assignment) == "partition.seed" for assignment in (*shared, *own[label])):
+                chosen["partition"] = {**chosen.get("partition", {}), "seed": seed}
+            resolved = recipes.resolve({**chosen, "seed": seed}, f"{where} ({label}, seed {seed})")
+            row.append(Cell(label, resolved, folder / label / f"seed-{seed}"))
         _check_same(row)
         found += row
     return found
 
 
-def _own_settings(methods: Sequence[str], assignments: Sequence[str]) -> dict[str, list[str]]:
-    """Group settings such as `fedpara.gamma=0.3` by method."""
-    own: dict[str, list[str]] = {method: [] for method in methods}
-    for assignment in assignments:
-        method, dot, rest = assignment.partition(".")
-        if not dot or "=" not in rest or method not in own:
+def sweep_cell(name: str, recipe: recipes.Recipe, directory: Path) -> Cell:
+    """Return a cell of a sweep, labelled so that cells which differ in their seeds only have the same label."""
+    unseeded = re.sub(r"(^|-)seed=-?\d+(?=-|$)", "", name).strip("-")
+    return Cell(unseeded or recipe.tables["name"], recipe, directory)
+
+
+def _method_in(label: str) -> str:
+    """Return the method of a label such as `fedpara@wide`. Raise RecipeError if the variant cannot name a directory."""
+    method, at, variant = label.partition("@")
+    if at and not re.fullmatch(r"[\w.=+-]+", variant):
+        raise RecipeError(f"a variant is written METHOD@NAME, such as fedpara@wide, got {label!r}")
+    return method
+
+
+def _key(assignment: str) -> str:
+    return assignment.partition("=")[0].strip()
+
+
+def _split_settings(labels: Sequence[str], settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the settings for all methods, and those for one, such as `fedpara:train.lr=0.1`, by label."""
+    shared: list[str] = []
+    own: dict[str, list[str]] = {label: [] for label in labels}
+    for assignment in settings:
+        label, colon, key = _key(assignment).rpartition(":")
+        if not colon and key.startswith("method."):
             raise RecipeError(
-                f"--method-set takes method.field=value with one of {', '.join(methods)}, got {assignment!r}"
+                f"--set {assignment}: methods have different fields; name the method, as in "
+                f"--set {labels[0]}:{assignment}"
             )
-        own[method].append(f"method.{rest}")
-    return own
+        if colon and label not in own:
+            raise RecipeError(f"--set {assignment}: {label!r} is none of the compared methods, {', '.join(labels)}")
+        (own[label] if colon else shared).append(assignment[len(label + colon) :])
+    return shared, own
 
 
 def _tables_of(tables: recipes.Table, method: str, settings: list[str], only: str, where: str) -> recipes.Table:
@@ -128,7 +173,7 @@ def _check_same(row: Sequence[Cell]) -> None:
             ours, theirs = (_at(one.recipe.tables, key) for one in (cell, row[0]))
             if ours != theirs:
                 raise RecipeError(
-                    f"{row[0].method} and {cell.method} cannot be compared: {key} is {theirs!r} and {ours!r}. Set one "
+                    f"{row[0].label} and {cell.label} cannot be compared: {key} is {theirs!r} and {ours!r}. Set one "
                     f"value for both with --set {key}=..."
                 )
 

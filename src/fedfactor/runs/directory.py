@@ -1,10 +1,10 @@
-"""Run directories: locks, and checks that a directory is free or holds the same run."""
+"""Run directories: finding them, locks, and checks that a directory is free or holds the same run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,27 @@ def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = json.loads(path.read_text())
     return found if found["rounds"] == recipe.rounds.rounds else None
+
+
+def find_runs(paths: Iterable[Path | str]) -> list[Path]:
+    """Return the run directories at and below these paths, each once, in order."""
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        below = list(_below(path))
+        if not below:
+            raise RunError(
+                f"{path} is not a run directory and contains none: there is no recipe.toml in it or below it"
+            )
+        found |= {one.resolve(): one for one in below if one.resolve() not in found}
+    return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    if (path / "recipe.toml").exists():
+        yield path
+    elif path.is_dir():
+        for one in sorted(path.iterdir()):
+            yield from _below(one)
 
 
 @contextlib.contextmanager

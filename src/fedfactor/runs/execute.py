@@ -90,6 +90,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "best_accuracy": scores.get("best"),
         "accuracy_of": measured,
         "rounds": found["rounds"],
+        "trained_capacities": found["trained_capacities"],
         "bytes_up": totals["bytes_up"],
         "bytes_down": totals["bytes_down"],
         "macs": totals["macs"],

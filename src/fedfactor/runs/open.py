@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import BadMessage, decode
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import Elsewhere, at_hand
-from fedfactor.runs.directory import RunError, reported
+from fedfactor.runs.directory import RunError, find_runs, reported
 from fedfactor.runs.recipe import read, resolve
 from fedfactor.runs.tasks import setup_of, task_of, task_with
 from fedfactor.server.events import client_gains
@@ -34,12 +34,13 @@ READS = 5
 Read = TypeVar("Read")
 
 
-def load(directory: Path | str, round: int | None = None) -> Run:
-    """Open a finished or running run: its recipe, its metrics as a table and its models.
+def load(directory: Path | str, round: int | None = None) -> Run | Any:  # Any: a type checker cannot know which
+    """Open a run directory as `Run`, or a folder that contains some, such as a sweep or a comparison, as `Runs`.
 
-    The last committed round is opened, or `round`, which must be listed in the recipe's `run.keep_rounds`.
+    A run has its recipe, its metrics as a table and its models. It may still be running. The last committed round is
+    opened, or `round`, which must be listed in the recipe's `run.keep_rounds`.
     """
-    return Run(directory, round)
+    return Run(directory, round) if (Path(directory) / "recipe.toml").exists() else Runs(directory, round)
 
 
 class Run:
@@ -198,6 +199,46 @@ class Run:
     def __repr__(self) -> str:
         at = "" if self.round is None else f", round {self.round}"
         return f"Run({str(self.directory)!r}{at}, {self.recipe.method}, {len(self.metrics)} events)"
+
+
+class Runs(Mapping[str, Run]):
+    """The runs below a folder, by their path in it: `runs["fedpara/seed-1"].model()`."""
+
+    def __init__(self, folder: Path | str, round: int | None = None) -> None:
+        self.folder = Path(folder)
+        self._runs = {path.relative_to(folder).as_posix(): Run(path, round) for path in find_runs([folder])}
+
+    def __getitem__(self, name: str) -> Run:
+        return self._runs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def table(self) -> dict[str, list[Any]]:
+        """Return columns with one value per run, ready for a data frame.
+
+        They are its name (`run`), the method, the settings in which the runs differ (`train.seed`, ...) and the figures
+        of its summary (`final_accuracy`, `bytes_up`, `measured.global.at.0.5`, ...), which are `None` until the run is
+        finished.
+        """
+        settings = [flat(run.recipe.tables) for run in self.values()]
+        summaries = [flat(run.summary or {}) for run in self.values()]
+        figures = dict.fromkeys(key for summary in summaries for key in summary)
+        found: dict[str, list[Any]] = {"run": list(self)}
+        found |= {key: [one.get(key) for one in settings] for key in dict.fromkeys(["method.name", *varied(settings)])}
+        return found | {key: [one.get(key) for one in summaries] for key in figures}
+
+    def __repr__(self) -> str:
+        return f"Runs({str(self.folder)!r}: {', '.join(self)})"
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all settings."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [key for key in keys if len({json.dumps(one.get(key), default=str) for one in settings}) > 1]
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, Literal
 
 from fedfactor.checks import check_choice
 
 
-def spread(found: Mapping[int, dict[str, float]]) -> dict[str, Any]:
-    """Summarise accuracies by client: mean, standard deviation, worst decile, and all values with their clients."""
+def spread(found: Mapping[int, dict[str, float]], capacities: Mapping[int, float]) -> dict[str, Any]:
+    """Summarise accuracies by client: mean, standard deviation, worst decile, and all values with their clients.
+
+    `at` has the mean over the clients of each capacity, whatever their method makes of their capacity.
+    """
     scores = list(found.values())
     values = [score["accuracy"] for score in scores]
     mean = sum(values) / len(values)
     lowest = sorted(values)[: max(1, math.ceil(len(values) / 10))]
+    by_level: dict[float, list[float]] = {}
+    for client, score in found.items():
+        by_level.setdefault(capacities[client], []).append(score["accuracy"])
     others = [key for key in ("loss", "perplexity") if all(key in score for score in scores)]
     return {
         "accuracy": mean,
         **{key: sum(score[key] for score in scores) / len(scores) for key in others},
         "std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
         "worst_decile": sum(lowest) / len(lowest),
+        "at": {f"{level:g}": fmean(some) for level, some in sorted(by_level.items(), reverse=True)},
         "clients": len(values),
         "each": values,
         "who": list(found),
@@ -31,14 +39,15 @@ def summarise_rounds(events: list[dict[str, Any]], target: float | None = None) 
     """Summarise a run's events: final and best accuracy, and the cost of reaching the target."""
     rounds = [event for event in events if event["event"] == "round"]
     found: dict[str, Any] = {"rounds": len(rounds), "totals": rounds[-1]["totals"] if rounds else {}}
+    trained = {level for event in rounds for level in event.get("trained_capacities", ())}
+    found["trained_capacities"] = sorted(trained, reverse=True)
     for key in ("global", "all", "selected_after", "selected_before"):
         curve = [(event, _accuracy(event[key])) for event in rounds if key in event]
         if not curve:
             continue
         best = max(curve, key=lambda point: point[1])
         found[key] = {"final": curve[-1][1], "best": best[1], "best_round": best[0]["round"]}
-        if key == "global":
-            found[key]["at"] = {level: scores["accuracy"] for level, scores in curve[-1][0][key].items()}
+        found[key]["at"] = _by_capacity(curve[-1][0][key])
         reached = next((event for event, value in curve if target is not None and value >= target), None)
         if target is not None:
             found[key]["target"] = target
@@ -86,6 +95,12 @@ def _chosen(events: list[dict[str, Any]], measured: str, when: str) -> tuple[int
         raise ValueError(f"a run has no measurement {measured!r}; `evaluate_clients` selects what is measured")
     event = rounds[-1] if when == "last" else max(rounds, key=lambda event: event[measured]["accuracy"])
     return event["round"], dict(zip(event[measured]["who"], event[measured]["each"], strict=True))
+
+
+def _by_capacity(scores: dict[str, Any]) -> dict[str, float]:
+    """Return the accuracy of the server's model at each capacity, or of the clients of each capacity."""
+    at = scores.get("at", {}) if "accuracy" in scores else {level: one["accuracy"] for level, one in scores.items()}
+    return dict(at)
 
 
 def _accuracy(scores: dict[str, Any]) -> float:

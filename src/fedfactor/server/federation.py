@@ -204,6 +204,7 @@ class Federation:
             "round": t + 1,
             "cohort": clients,
             "capacities": [who.capacity for who in cohort],
+            "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in cohort],
             "loss": sum(report["loss"] for report in answers.reports) / len(replies),
             **cost,
             "totals": totals,

@@ -53,7 +53,7 @@ def measure_selected(reports: list[dict[str, Any]]) -> dict[str, Any]:
     for when in ("before", "after"):
         scores = {report["client"]: report[when] for report in reports if isinstance(report.get(when), dict)}
         if scores:
-            found[f"selected_{when}"] = spread(scores)
+            found[f"selected_{when}"] = spread(scores, {report["client"]: report["capacity"] for report in reports})
     return found
 
 
@@ -66,4 +66,4 @@ def measure_all(dispatch: Dispatch, server: Server, clients: list[int], store: S
     gathered = dispatch.gather("evaluate", "evaluated", server, everyone, store)
     scores = {client: message.fields["scores"] for client, message in gathered.messages.items()}
     scores = {client: score for client, score in scores.items() if score is not None}
-    return {"all": spread(scores)} if scores else {}, gathered.bad
+    return {"all": spread(scores, {who.client: who.capacity for who in everyone})} if scores else {}, gathered.bad

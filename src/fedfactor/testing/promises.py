@@ -124,11 +124,20 @@ def _check_no_failures(result: Result, what: str) -> None:
 
 
 def runs_when_capacities_change_every_round(method: Method) -> None:
-    """Clients can have another capacity in each round."""
+    """Clients can have another capacity in each round, and the run records the capacity that they train."""
     result = _run(method, capacities=Capacities(LEVELS, dynamic=True), rounds=3, cohort=4)
     drawn = {level for event in result.history if event["event"] == "round" for level in event["capacities"]}
     assert drawn == set(LEVELS), f"the capacities of this run are {drawn}, expected {set(LEVELS)}"
     _check_no_failures(result, "capacities that change")
+    setup, sizes = result.federation.setup, dict[float, set[int]]()
+    for level in LEVELS:
+        size = sum(parameter.numel() for parameter in setup.network(level).parameters())
+        sizes.setdefault(setup.method.trained_capacity(level), set()).add(size)
+    several = [f"{level:g}" for level, found in sizes.items() if len(found) > 1]
+    assert not several, (
+        f"trained_capacity() says {several[0]} of networks of different sizes: set Traits(adapts=True) if clients of "
+        "less capacity get a smaller network"
+    )
 
 
 def _check_close(found: Tensor, expected: Tensor, tolerance: float, problem: str) -> None:

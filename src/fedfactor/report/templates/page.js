@@ -1,6 +1,8 @@
 "use strict";
 // Figures are drawn when the reader scrolls near them. Their colours follow the reader's light or dark mode.
 (() => {
+  // In pixels. An A4 or a Letter page has room for this width, and for two such figures.
+  const printed = (plot) => ({ width: 660, height: plot.classList.contains("tall") ? 520 : 340 });
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Set();
   const hidden = new Set();
@@ -19,6 +21,27 @@
     look["hoverlabel.bgcolor"] = colour("--back");
     look["hoverlabel.font.color"] = colour("--text");
     return look;
+  }
+
+  // The colours on paper, whatever the reader's mode is.
+  function themeOnPaper() {
+    const root = document.documentElement;
+    root.classList.add("paper");
+    const look = theme();
+    root.classList.remove("paper");
+    return look;
+  }
+
+  // The page has one legend for all figures. On paper and in files each figure needs its own.
+  function named(data) {
+    return data.some((trace) => trace.name && trace.showlegend !== false && trace.visible !== false);
+  }
+
+  function download(plot) {
+    const layout = { ...structuredClone(plot.layout), showlegend: named(plot.data) };
+    set(layout, { ...themeOnPaper(), paper_bgcolor: "#ffffff" });
+    const filename = plot.closest("figure").id;
+    Plotly.downloadImage({ data: plot.data, layout }, { format: "svg", filename, ...printed(plot) });
   }
 
   function set(layout, look) {
@@ -42,6 +65,8 @@
     for (const button of plot.querySelectorAll("button")) button.tabIndex = -1;
     document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");
   }
+
+  const file = { name: "file", title: "Download as SVG with its legend", icon: Plotly.Icons.camera, click: download };
 
   function draw(plot) {
     if (drawn.has(plot)) return;
@@ -67,7 +92,7 @@
       responsive: true,
       displaylogo: false,
       displayModeBar: "hover",
-      modeBarButtons: [["toImage", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+      modeBarButtons: [[file, "zoomIn2d", "zoomOut2d", "resetScale2d"]],
     }).then(() => {
       hush(plot);
       plot.on("plotly_afterplot", () => hush(plot));
@@ -103,7 +128,17 @@
   const bar = document.querySelector("fieldset");
   new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
 
+  const onScreen = new Map(); // what printing has changed in each figure
   addEventListener("beforeprint", () => {
-    for (const plot of document.querySelectorAll(".plot")) if (plot.checkVisibility()) draw(plot);
+    for (const plot of document.querySelectorAll(".plot")) {
+      if (!plot.checkVisibility()) continue;
+      draw(plot);
+      onScreen.set(plot, { showlegend: plot.layout.showlegend, autosize: true, width: null, height: null });
+      Plotly.relayout(plot, { ...themeOnPaper(), showlegend: named(plot.data), ...printed(plot) });
+    }
+  });
+  addEventListener("afterprint", () => {
+    for (const [plot, before] of onScreen) Plotly.relayout(plot, { ...theme(), ...before });
+    onScreen.clear();
   });
 })();
