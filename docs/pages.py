@@ -400,6 +400,75 @@ def _shown(parameter: click.Parameter) -> str:
     return "" if usual else code(str(default))
 
 
+def keys_page() -> str:
+    """Write the reference of all keys of a recipe, from the schema in the package."""
+    whole = json.loads((ROOT / "src" / "fedfactor" / "runs" / "recipe.schema.json").read_text())
+
+    def resolved(one: dict[str, Any]) -> dict[str, Any]:
+        """Return the definition that a reference leads to."""
+        return whole["$defs"][one["$ref"].rpartition("/")[2]] if one.get("$ref", "#") != "#" else one
+
+    def keys(properties: dict[str, Any], prefix: str) -> Iterator[list[str]]:
+        for key, one in properties.items():
+            default = "" if one.get("default") is None else json.dumps(one["default"])
+            yield [code(prefix + key), prose(_values(one)), code(default), prose(_sentence(one.get("description", "")))]
+            for inner in one.get("anyOf", []):
+                yield from keys(resolved(inner).get("properties", {}), f"{prefix}{key}.")
+
+    def listed(properties: dict[str, Any], prefix: str = "") -> list[str]:
+        rows = list(keys({key: one for key, one in properties.items() if "const" not in one}, prefix))
+        return [table(["key", "value", "default", "meaning"], rows)] if rows else []
+
+    outside = {key: one for key, one in whole["properties"].items() if one.get("type") in ("string", "integer")}
+    parts = ["# Recipe keys", KEYS, "## Keys outside of sections", *listed(outside)]
+    for section, one in whole["properties"].items():
+        if section in outside:
+            continue
+        parts += [f"## [{section}]", prose(one["description"])]
+        forms = [resolved(form) for form in one.get("anyOf", [])]
+        named = [form for form in forms if any("const" in each for each in form["properties"].values())]
+        if not named:
+            parts += listed({} if section in FREE else resolved(one)["properties"], f"{section}.")
+            continue
+        common = {
+            key: each
+            for key, each in named[0]["properties"].items()
+            if all(form["properties"].get(key) == each for form in named)
+        }
+        if common:
+            parts += ["Each of them takes:", *listed(common, f"{section}.")]
+        for form in named:
+            key, choice = next((key, each["const"]) for key, each in form["properties"].items() if "const" in each)
+            own = {key: each for key, each in form["properties"].items() if key not in common}
+            parts += [f"### {section}.{key} = `{choice}`", prose(_sentence(form.get("description", "")))]
+            parts += listed(own, f"{section}.")
+        parts += [prose(form["description"]) for form in forms if form not in named]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+FREE = ("paper", "small", "sweep")
+"""Sections without keys of their own."""
+KEYS = """This page lists all keys of a [recipe](recipes.md) with their legal values, defaults and meanings. It is
+generated from the JSON Schema in the package. `fedfactor recipes schema` prints this schema together with your own
+plug-ins."""
+
+
+def _values(value: dict[str, Any]) -> str:
+    """Describe the legal values of a key."""
+    if "anyOf" in value:
+        return " or ".join(dict.fromkeys(_values(one) for one in value["anyOf"] if one.get("type") != "null"))
+    if "$ref" in value or value.get("type") == "object":
+        return "table"
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(one)}`" for one in value["enum"])
+    if value.get("type") == "array":
+        return f"list of {_values(value['items'])}" if value.get("items") else "list"
+    low, above, high = value.get("minimum"), value.get("exclusiveMinimum"), value.get("maximum")
+    limits = [f"at least {low}"] if low is not None else [f"above {above}"] if above is not None else []
+    limits += [f"at most {high}"] if high is not None else []
+    return " ".join([value.get("type", "any value"), ", ".join(limits)]).strip()
+
+
 def names_table(which: str) -> str:
     """Tabulate other things that a recipe can name: data sets, partitions or models."""
     if which == "data":
@@ -532,7 +601,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return linked(with_made(markdown), source) if (ROOT / source).exists() else markdown
 
 
-if __name__ == "__main__":  # one page, to look at: python docs/pages.py methods/fedpara.md
+if __name__ == "__main__":  # one page: python docs/pages.py keys.md > docs/keys.md
     from fedfactor.tables import compute
 
-    sys.stdout.write(pages(compute)[sys.argv[1]])
+    sys.stdout.write(keys_page() if sys.argv[1] == "keys.md" else pages(compute)[sys.argv[1]])

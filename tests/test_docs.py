@@ -101,6 +101,15 @@ def test_every_command_and_option_is_in_the_reference(made: dict[str, str]) -> N
         assert f"`{option}" in section or f", {option}" in section, (command, option)
 
 
+def test_the_reference_of_recipe_keys_is_that_of_the_schema() -> None:
+    page = (ROOT / "docs" / "keys.md").read_text()
+    assert page == PAGES.keys_page(), "python docs/pages.py keys.md > docs/keys.md"
+    for key in ("name", "data.norm", "train.schedule.milestones", "method.gamma", "evaluate.every", "run.keep_rounds"):
+        assert f"\n| `{key}` | " in page, key
+    for name in entries("methods"):
+        assert f"\n### method.name = `{name}`\n" in page
+
+
 def test_every_verdict_of_the_evidence_is_among_the_results(made: dict[str, str]) -> None:
     for path in PAGES.evidence_pages():
         found, text = PAGES.claims(path), path.read_text()
@@ -155,6 +164,39 @@ def test_links_of_the_repository_become_links_of_the_site() -> None:
     )
     assert PAGES.linked("[a](../docs/evidence/README.md)", "benchmarks/README.md") == "[a](evidence/README.md)"
     assert PAGES.linked("![a](demo.svg)", "docs/index.md") == "![a](demo.svg)"
+
+
+def tracked_pages() -> list[str]:
+    words = ["git", "ls-files", "*.md"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts make them."""
+    found = set[str]()
+    for heading in re.findall("^#+ (.*)$", without_code(text), flags=re.M):
+        words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()).replace(
+            " ", "-"
+        )
+        found.add(next(name for name in (words, *(f"{words}-{n}" for n in range(1, 100))) if name not in found))
+    return found
+
+
+def without_code(text: str) -> str:
+    return re.sub("^ *```.*?^ *```", "", text, flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("source", tracked_pages())
+def test_links_work_in_the_repository_without_building_the_site(source: str) -> None:
+    page = ROOT / source
+    text = re.sub("`[^`]*`", "", without_code(page.read_text()))
+    for target in re.findall(r"\]\((?!\w+:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{source} links {target}, which does not exist"
+        assert found.is_relative_to(ROOT), f"{source} links {target}, which is outside of the repository"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found.read_text()), f"{source} links {target}, which is no heading of that page"
 
 
 # What pages show.

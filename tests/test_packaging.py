@@ -25,10 +25,9 @@ EXTRA_OF = {
     "figures.py": "figures",
     "export": "onnx",
     "audit": "audit",
-    "data": "demo",
 }
 """The extra that provides what a module, or the modules below a folder, import at their own risk."""
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "mlflow": "mlflow-skinny"}
+DISTRIBUTIONS = {"PIL": "pillow", "mlflow": "mlflow-skinny"}
 """Distributions of imported modules where the names differ by more than a hyphen."""
 
 
@@ -102,7 +101,7 @@ def test_every_core_dependency_is_imported() -> None:
 def test_names_of_distributions_are_right() -> None:
     known = packages_distributions()
     checked = {module for module, _ in everything() if module in known}
-    assert {"torch", "sklearn", "tomli_w"} <= checked
+    assert {"torch", "numpy", "tomli_w"} <= checked
     for module in checked:
         assert distribution(module) in {name.lower().replace("_", "-") for name in known[module]}, module
 

@@ -31,13 +31,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Installed:
-    """A fresh environment with the wheel and its extra `demo`, and a folder that is not a checkout."""
+    """A fresh environment with the wheel and no extra, and a folder that is not a checkout."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         self.bin, self.folder = folder / "env" / "bin", folder / "elsewhere"
         self.folder.mkdir()
         subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
-        wanted = ["torch==2.13.0", f"fedfactor[demo] @ {wheel.as_uri()}"]  # the torch that `make setup` installs
+        wanted = ["torch==2.13.0", f"fedfactor @ {wheel.as_uri()}"]  # the torch that `make setup` installs
         pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         self("python", *pip, "-c", str(ROOT / "constraints.txt"), *wanted)
 
@@ -77,6 +77,17 @@ def test_the_demo_runs(installed: Installed) -> None:
     found = {name: json.loads((runs / name / "summary.json").read_text()) for name in ("fedavg", "fedpara")}
     assert all(summary["rounds"] == 2 and not summary["failures"] for summary in found.values())
     assert 7 < found["fedavg"]["bytes_up"] / found["fedpara"]["bytes_up"] < 8  # the README's eighth
+
+
+def test_a_new_recipe_runs(installed: Installed) -> None:
+    installed("fedfactor", "new", "recipe", "mine")
+    installed("fedfactor", "run", "mine.toml", "--small", "--quiet")
+    assert (installed.folder / "runs" / "mine" / "summary.json").exists()
+
+
+def test_what_is_missing_is_installed_as_the_package_was(installed: Installed) -> None:
+    code = "from fedfactor.install import install_command; print(install_command('report'))"
+    assert installed("python", "-c", code).strip() == "pip install 'fedfactor[report]'"
 
 
 def test_recipes_are_listed_and_copied(installed: Installed) -> None:

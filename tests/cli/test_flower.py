@@ -57,8 +57,19 @@ def test_of_a_sweep_one_cell_is_chosen(tmp_path: Path, monkeypatch: pytest.Monke
             ["up", "r.toml", "--out", "run", "--host", "a", "--listen", "10.0.0.1"],
             "--listen must be 0.0.0.0 or 127.0.0.1",
         ),
-        (["join", "a:1", "--client", "0"], r"there is no ca\.crt: copy it"),
+        (["join", "a:1", "--client", "0"], r"ca\.crt is not a certificate .*No such file.* copy ca\.crt"),
         (["join", "a", "--client", "0"], "must be HOST:PORT, .* got 'a'"),
+        (["join", "a:80000", "--client", "0"], "must be HOST:PORT, .* got 'a:80000'"),
+        (["join", "a:1", "--client", "0", "--ca", "garbage.crt"], r"garbage\.crt is not a certificate"),
+        (["join", "a:1", "--client", "0", "--config", "capacity=2"], r"capacity must be a share .* got 2"),
+        (["join", "a:1", "--client", "0", "--config", "data-options=[1]"], "data-options must be a JSON object"),
+        (["join", "a:1", "--client", "0", "--config", 'data-options={"a": }'], "data-options must be a JSON object"),
+        (["join", "a:1", "--client", "0", "--config", "data-options.test_share=0.5"], "set `data` too"),
+        (
+            ["join", "a:1", "--client", "0", "--config", "data=digits", "--config", 'data-options={"shore": 1}'],
+            "digits has no option 'shore'",
+        ),
+        (["join", "a:1", "--client", "0", "--config", "data=diggits"], "did you mean 'digits'"),
         (["join", "a:1", "--client", "0", "--config", "capacty=1"], "a node has no setting 'capacty'; did you mean"),
     ],
 )
@@ -66,5 +77,6 @@ def test_commands_say_what_is_missing(
     words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("garbage.crt").write_text("garbage")
     with pytest.raises((ValueError, DeploymentError), match=reason):
         CliRunner().invoke(commands, words, catch_exceptions=False)

@@ -38,7 +38,9 @@ def test_a_new_method_runs_as_a_script(
     assert capsys.readouterr().out.startswith("FreshIdea(keeps='', strength=0.001) after 10 rounds")
 
 
-def test_a_new_recipe_runs(tmp_path: Path) -> None:
+def test_a_new_recipe_runs_without_any_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("PIL", "datasets", "flwr", "jinja2", "onnx", "plotly", "sklearn", "tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)  # importing it raises
     written = fedfactor("new", "recipe", "my-first", cwd=tmp_path)
     assert "wrote my-first.toml; next: fedfactor run my-first.toml" in written.stdout, written.stderr
     done = fedfactor("run", "my-first.toml", "--small", "--quiet", cwd=tmp_path)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedfactor.engines.flower.certificates import server_certificates
-from fedfactor.engines.flower.programs import RestartingProgram, environment, free_port
+from fedfactor.engines.flower.programs import RestartingProgram, free_port
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.local import Deployment, committed
 from tests.helpers.deployment import (
     HASHES,
+    command,
     events,
     finish,
     inline,
@@ -103,23 +100,6 @@ method = { name = "feddecomp" }
 train = { rounds = ROUNDS, cohort = 2, epochs = 2, batch_size = 32, lr = 0.05, quorum = 1.0 }
 evaluate = { every = ROUNDS, clients = "none" }
 """
-
-
-@contextmanager
-def command(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of fedfactor's in a process of its own."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from fedfactor.cli import main; main()", *words],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": environment(Path())["PYTHONPATH"]},
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(60)
 
 
 def test_a_killed_superlink_serverapp_or_server_carries_on(tmp_path: Path) -> None:

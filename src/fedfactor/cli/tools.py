@@ -60,7 +60,7 @@ def plan(
 
 
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also that of a Flower node.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .safetensors, .pt2 or .onnx.")],
     capacity: Annotated[float | None, typer.Option(help="Capacity of the server's model. Default: largest.")] = None,
     client: Annotated[int | None, typer.Option(help="Export this client's own model; clients count from 0.")] = None,

@@ -47,7 +47,7 @@ def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | 
 def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
     """Return the network filled from a job, and the training context; `targets` are those of all the client's data."""
     fields, device = message.fields, setup.training.torch_device
-    network, parts = _load(setup, message, kept, training=True)
+    network, parts = filled_network(setup, message, kept, training=True)
     places = Places.read(fields.get("places"), parts["model"])
     return network, Context(
         task=setup.task,
@@ -161,7 +161,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
-    network, _ = _load(setup, message, kept, training=False)
+    network, _ = filled_network(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     test = setup.task.data.own_test(fields["client"])
     scores = setup.task.evaluate(network, test) if test is not None else None
@@ -170,7 +170,7 @@ def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes
 
 def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
     """Run the model on the client's data and return its batch statistics (HeteroFL's static batch norm)."""
-    network, _ = _load(setup, message, kept, training=False)
+    network, _ = filled_network(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     samples = len(setup.task.data.train_of[fields["client"]])
     return encode(Message("calibrated", {**fields, "samples": samples}, _statistics(setup, network, message)))
@@ -187,10 +187,10 @@ def _statistics(setup: Setup, network: nn.Module, message: Message) -> Tensors:
     return statistics()
 
 
-def _load(
+def filled_network(
     setup: Setup, message: Message, kept: dict[str, Tensors], *, training: bool
 ) -> tuple[nn.Module, dict[str, Tensors]]:
-    """Fill the network for the job's capacity; return it and the decoded sections of the download."""
+    """Fill the network for a job's capacity; return it and the decoded sections of the download."""
     capacity, device = message.fields["capacity"], setup.training.torch_device
     network, parts = setup.network(capacity), sections(message.tensors)
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         f"| optimizer, codec | `{recipe.optimizer.name}`, `{recipe.codec.name}` |",
         f"| accuracy | {_accuracy(taken)} |",
         *([f"| accuracy in the run | {measured} |"] if measured else []),
-        f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, over all clients and rounds |",
-        f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |",
+        *(_costs(totals) if totals else []),  # a client's device does not know them
         *([f"| norm statistics | {taken.norms} |"] if taken.norms else []),
         f"| checked | on {taken.batch_of}: outputs differ by {taken.difference:.1e} of the largest one from those of "
         f"the trained network, and by {apart:.1e} after reading the file back |",
@@ -63,6 +63,13 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         "",
     ]
     return "\n".join(lines)
+
+
+def _costs(totals: Mapping[str, float]) -> list[str]:
+    return [
+        f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, over all clients and rounds |",
+        f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |",
+    ]
 
 
 def _output(facts: dict[str, Any]) -> str:

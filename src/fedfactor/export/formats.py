@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedfactor.export.code import NetworkCode, as_module, run_module
 from fedfactor.export.taking import ExportError, Taken, answers
+from fedfactor.install import install_command
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.message import Message, encode, read_weights
 
@@ -96,7 +97,7 @@ class Onnx(Format):
         """Raise ExportError if a package that torch's exporter or the check of the file needs is missing."""
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
         if missing:
-            raise ExportError(f".onnx needs {', '.join(missing)}: pip install 'fedfactor[onnx]'")
+            raise ExportError(f".onnx needs {', '.join(missing)}: {install_command('onnx')}")
 
     def write(self, taken: Taken, path: Path) -> None:
         """Trace the model and write the graph with its tensors."""

@@ -18,7 +18,7 @@ from fedfactor.protocol.setup import kept_of
 from fedfactor.protocol.states import HeldTensors
 from fedfactor.rng import numpy_rng
 from fedfactor.runs.open import Run
-from fedfactor.runs.tasks import Facts, task_of
+from fedfactor.runs.tasks import Facts
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.state import Server
@@ -68,10 +68,8 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
             f"{run.recipe.method.name}'s weights depend on the batch: the output for an input changes with the rest "
             "of its batch, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
         )
-    clients = run.task["clients"]
-    if client is not None and not 0 <= client < clients:
-        raise ExportError(f"there is no client {client}: the run has {clients}, counted from 0")
-    task, facts = task_of(run.recipe, data_dir) if with_data else (run.task_without_data(), run.task)
+    client = run.meant_client(client)
+    task, facts = run.loaded_task(data_dir) if with_data else (run.task_without_data(), run.task)
     result = run.rebuilt(task)
     federation, server = result.federation, result.server
     level = _level(federation, server, capacity, client)

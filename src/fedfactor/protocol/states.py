@@ -47,8 +47,8 @@ def at_hand(state: Bytes) -> Bytes:
     sha256 = receipt_sha256(state)
     if sha256 is not None:
         raise Elsewhere(
-            f"the private state is on the client's own device; only its SHA-256 is here, {sha256[:12]}...: read it "
-            "there, or resume the run with the engine that started it"
+            f"the private state is on the client's own device; only its SHA-256 is here, {sha256[:12]}...: export the "
+            "model there, or resume the run with the engine that started it"
         )
     return state
 

@@ -27,7 +27,7 @@ def check_report(kind: str, message: Message, who: Participant, round: int) -> d
     if message.kind != kind or not same:
         got = {key: fields.get(key) for key in wanted}
         raise BadMessage(f"got a reply of kind {message.kind} for {got}, expected one of kind {kind} for {wanted}")
-    if kind != "evaluated":
+    if kind in ("trained", "calibrated"):
         samples = fields.get("samples")
         if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
             raise BadMessage(f"samples must be an integer in [1, {MOST_SAMPLES}], got {samples!r}")

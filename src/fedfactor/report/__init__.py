@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedfactor.checks import check_choice, check_number
+from fedfactor.install import install_command
 from fedfactor.report.groups import Group, group_runs
 from fedfactor.report.read import RunData, read_runs
 from fedfactor.report.values import counted
@@ -44,13 +45,13 @@ def report(
     try:
         from fedfactor.report.sections import report_page, sections
     except ImportError as error:
-        raise ImportError(f"the report needs plotly and Jinja2 ({error}): pip install 'fedfactor[report]'") from error
+        raise ImportError(f"the report needs plotly and Jinja2 ({error}): {install_command('report')}") from error
     check_choice("figure_format", figure_format, FIGURE_FORMATS)
     if figures is not None:
         try:
             from fedfactor.report.figures import write_figures
         except ImportError as error:
-            raise ImportError(f"figures need matplotlib ({error}): pip install 'fedfactor[figures]'") from error
+            raise ImportError(f"figures need matplotlib ({error}): {install_command('figures')}") from error
     if Path(out).suffix != ".html":
         raise ValueError(f"the report is an HTML file: choose a name that ends in .html, got {out}")
     if target is not None:

@@ -102,6 +102,15 @@ ENROLLED = "flower.json"
 """The file in which a run on Flower records its clients."""
 
 
+def lacking(directory: Path) -> list[int]:
+    """Return the clients of a run on Flower that should have received its last model and have not."""
+    path, pointer = directory / ENROLLED, directory / "checkpoint" / "current"
+    if not path.exists() or not pointer.exists():
+        return []
+    now, clients = pointer.read_text().removeprefix("round-"), json.loads(path.read_text())["clients"]
+    return sorted(int(number) for number, client in clients.items() if client.get("model", now) != now)
+
+
 def reported(capacities: Capacities, directory: Path) -> Capacities:
     """Return capacities with those that the run's clients reported, if they reported any."""
     path = directory / ENROLLED

@@ -7,7 +7,7 @@ metrics.jsonl   one event per line, append-only
 checkpoint/     the last committed round: the server's tensors and the clients' states
 kept/           the rounds listed in `run.keep_rounds`, with private states
 trace.json      where the time was spent, if `--profile` was given
-flower.json     on Flower: the run's name on the nodes' disks, and its clients
+flower.json     on Flower: the run's name on the nodes' disks, and its clients; on a node: which client it is
 summary.json    final and best accuracy, bytes, seconds, hashes, versions; written when the run is finished
 ```
 """
@@ -46,10 +46,12 @@ def run(
     data_dir: Path | str | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     begin: Begin | None = None,
+    end: Callable[[Result], None] = lambda result: None,
 ) -> Result:
     """Run a recipe in a directory (in memory if it is `None`), or resume the run in the directory.
 
-    `begin` replaces loading the recipe's data; it is called once the directory is locked.
+    `begin` replaces loading the recipe's data; it is called once the directory is locked. `end` is called after the
+    last round, before the run counts as finished.
     """
     check_device_here(recipe.training.device)
     begin = begin or (lambda recipe: (recipe, *task_of(recipe, data_dir)))
@@ -75,6 +77,7 @@ def run(
         write_atomically(directory / "task.json", json.dumps(facts))
         write_atomically(directory / "recipe.toml", recipe.to_toml())
         result = Result(federation, federation.run())
+        end(result)
         write_atomically(directory / "summary.json", json.dumps(summary_of(result), indent=1))
         return result
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedfactor.install import install_command
 from fedfactor.registry import get, register
 from fedfactor.runs.open import flat
 
@@ -172,5 +173,5 @@ def _module(name: str, library: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
-            f"--log {extra} needs the package {library} ({error}); install it with pip install 'fedfactor[{extra}]'"
+            f"--log {extra} needs the package {library} ({error}); install it with {install_command(extra)}"
         ) from None

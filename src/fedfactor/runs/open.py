@@ -18,7 +18,8 @@ from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import BadMessage, decode
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import Elsewhere, at_hand
-from fedfactor.runs.directory import RunError, find_runs, reported
+from fedfactor.runs.directory import ENROLLED, RunError, find_runs, reported
+from fedfactor.runs.flower.device import own_task
 from fedfactor.runs.recipe import read, resolve
 from fedfactor.runs.tasks import setup_of, task_of, task_with
 from fedfactor.server.events import client_gains
@@ -75,6 +76,31 @@ class Run:
         return found
 
     @property
+    def owner(self) -> int | None:
+        """The only client whose model the directory has, if the client's own device wrote it; otherwise `None`."""
+        found = self._owner().get("client")
+        return None if found is None else int(found)
+
+    def _owner(self) -> dict[str, Any]:
+        path = self.directory / ENROLLED
+        found: dict[str, Any] = json.loads(path.read_text()).get("owner", {}) if path.exists() else {}
+        return found
+
+    def meant_client(self, client: int | None) -> int | None:
+        """Return the client whose model is meant. Raise RunError if the directory does not have it."""
+        owner, clients = self.owner, self.task["clients"]
+        if client is not None and not 0 <= client < clients:
+            raise RunError(f"there is no client {client}: the run has {clients}, counted from 0")
+        if owner is not None and client not in (None, owner):
+            raise RunError(f"{self.directory} has the model of client {owner} only, not of client {client}")
+        return client if owner is None else owner
+
+    def loaded_task(self, data_dir: Path | str | None = None) -> tuple[Task, dict[str, Any]]:
+        """Load the run's data and return the task, with its facts; on a node with its own data, load those."""
+        own = {key: value for key, value in self._owner().items() if key != "client"}
+        return own_task(self.recipe, **own) if own else task_of(self.recipe, data_dir)
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """All events so far, or up to the opened round; an incomplete last line is ignored."""
         path = self.directory / "metrics.jsonl"
@@ -107,9 +133,7 @@ class Run:
 
     def model(self, capacity: float | None = None, client: int | None = None) -> nn.Module:
         """Return the server's model (at a capacity), or a client's own, as a plain module on the CPU."""
-        facts = self.task
-        if client is not None and not 0 <= client < facts["clients"]:
-            raise RunError(f"there is no client {client}: the run has {facts['clients']}, counted from 0")
+        client = self.meant_client(client)
         if capacity is not None and not 0 < capacity <= 1:
             raise RunError(f"a capacity lies in (0, 1], got {capacity:g}")
         task = self.task_without_data()
@@ -162,7 +186,7 @@ class Run:
 
     def result(self, data_dir: Path | str | None = None) -> Result:
         """Load the data and rebuild the federation, for example to evaluate again."""
-        return self.rebuilt(task_of(self.recipe, data_dir)[0])
+        return self.rebuilt(self.loaded_task(data_dir)[0])
 
     def rebuilt(self, task: Task, device: str = "cpu") -> Result:
         """Rebuild the federation with a task that is already loaded."""

@@ -55,7 +55,7 @@ class Answers:
 
 @dataclass
 class Gathered:
-    """The replies of clients to evaluation or calibration jobs."""
+    """The replies of clients to evaluation, calibration or storing jobs."""
 
     messages: dict[int, Message] = field(default_factory=dict)
     """Valid replies by client, in ascending order."""
@@ -63,6 +63,10 @@ class Gathered:
     """Bytes in both directions."""
     bad: int = 0
     """Number of invalid replies."""
+
+
+class NoValidReply(RuntimeError):
+    """No client sent a valid reply to an evaluation, calibration or storing job."""
 
 
 class Dispatch:
@@ -175,9 +179,9 @@ class Dispatch:
             return Failure(done.client, str(error))
 
     def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
-        """Send evaluation or calibration jobs for the server's current model, and return the valid replies.
+        """Send evaluation, calibration or storing jobs for the server's current model, and return the valid replies.
 
-        Raise RuntimeError if there is none.
+        Raise NoValidReply if there is none.
         """
         setup = self._setup.at(server.round)
         networks = {who.capacity: setup.network(who.capacity) for who in clients}
@@ -205,6 +209,6 @@ class Dispatch:
                 continue
             gathered.messages[done.client] = message
         if not gathered.messages:
-            raise RuntimeError(f"no client sent a valid reply to a job of kind {kind!r}")
+            raise NoValidReply(f"no client sent a valid reply to a job of kind {kind!r}")
         gathered.messages = dict(sorted(gathered.messages.items()))
         return gathered

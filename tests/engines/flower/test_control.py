@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import importlib
 import io
+import json
 import zipfile
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.common.config import parse_config_args
 from flwr.common.constant import Status, SubStatus
 from flwr.proto import control_pb2
 from flwr.proto.federation_config_pb2 import SimulationConfig
@@ -64,7 +66,7 @@ def test_flowers_commands_have_the_options_we_give_them(tmp_path: Path) -> None:
     files = Certificates(tmp_path / "ca.crt", tmp_path / "server.crt", tmp_path / "server.key")
     link = superlink_command("127.0.0.1", 1, files) + superlink_command("127.0.0.1", 1, None)
     link += ["--database", "--isolation", "--superexec-auth-secret-file", "--simulation"]
-    node = node_command("127.0.0.1:1", files.authority, files.key, 2, {"client": 0})
+    node = node_command("127.0.0.1:1", files.authority, files.key, 2, {"client": 0}, tmp_path)
     execute = ["--runtime-api-address", "--root-certificates", "--superexec-auth-secret-file"]
     for words, parser in [
         (link, SUPERLINK._parse_args_run_superlink()),
@@ -72,6 +74,12 @@ def test_flowers_commands_have_the_options_we_give_them(tmp_path: Path) -> None:
         (execute, SUPEREXEC._parse_args()),
     ]:
         assert {word for word in words if word.startswith("--")} <= options(parser)
+
+
+def test_a_nodes_configuration_reaches_it_as_it_was_given(tmp_path: Path) -> None:
+    given = {"client": 0, "capacity": 0.5, "data-options": json.dumps({"root": '/srv/a "b" c', "sizes": [1, 2]})}
+    *_, written = node_command("127.0.0.1:1", tmp_path / "ca.crt", tmp_path / "key", 2, given, tmp_path)
+    assert parse_config_args([written]) == given
 
 
 def test_nothing_is_installed_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_client_is_bound_to_its_key_where_keys_count(tmp_path: Path, caplog: p
         ({"client": 0}, "client 0 is already connected, on node"),
         ({"client": True}, "client must be a number in the population, or a name"),
         ({"client": 3, "capacity": 1.5}, "capacity must be a share of the full model"),
-        ({"client": 3, "capacty": 0.5}, "node-config has no key 'capacty'"),
+        ({"client": 3, "capacty": 0.5}, "a node has no setting 'capacty'"),
     ],
 )
 def test_a_node_that_cannot_take_part_is_told_why(

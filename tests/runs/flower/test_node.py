@@ -1,4 +1,4 @@
-"""The ClientApp: a node's own data, its capacity and where it keeps its state."""
+"""The ClientApp: a node's own data, its capacity, where it keeps its state, and its model after a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+import fedfactor
 from fedfactor.data import Dataset, load
+from fedfactor.export import ExportError
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.message import read_weights
+from fedfactor.runs.directory import RunError, lacking
+from fedfactor.runs.execute import run
 from fedfactor.runs.flower.node import ClientNode, free_bytes, needed_bytes, state_folder, training_seconds
-from tests.helpers.grid import Deployment, recipe, refusals
+from fedfactor.runs.recipe import Recipe
+from tests.helpers import command
+from tests.helpers.grid import FIRST_ID, Deployment, kind_of, recipe, refusals
 
 
 def test_a_device_measures_what_it_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +95,100 @@ def a_word() -> str:
 def test_states_have_a_place_of_their_own_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
     assert state_folder() == Path("/somewhere/fedfactor")
+
+
+# After a run with private parts, each node has a run directory from which its own model can be exported.
+
+
+def short(method: str, **sections: object) -> Recipe:
+    return recipe(method, train={"rounds": 1, "cohort": 3}, evaluate={"clients": "all"}, **sections)
+
+
+def stored(deployed: Deployment, client: int) -> Path:
+    """Return the run directory on a node."""
+    (found,) = (deployed.folder / f"node-{client}").glob(f"*/client-{client}")
+    return found
+
+
+PRIVATE = (
+    "fedamp",
+    "fedbn",
+    "fedcac",
+    "feddecomp",
+    "fedper",
+    "fedrep",
+    "fedrod",
+    "lg_fedavg",
+    "local",
+    "pfedgate",
+    "pfedpara",
+)
+
+
+@pytest.mark.parametrize("method", [*PRIVATE, "fedavg"])
+def test_a_node_has_the_model_that_the_same_run_on_one_machine_has(method: str, tmp_path: Path) -> None:
+    chosen = short(method)
+    deployed = Deployment(tmp_path, chosen)
+    deployed.serve()
+    if method == "fedavg":  # the clients' models are the server's
+        assert not list(tmp_path.glob("node-*/*/*/checkpoint"))
+        return
+    run(chosen, tmp_path / "inline")
+    assert lacking(deployed.run_dir) == []
+    for client in range(4):
+        expected = tensors_of(fedfactor.load(tmp_path / "inline").model(client=client))
+        found = tensors_of(fedfactor.load(stored(deployed, client)).model())
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_export_on_a_node(tmp_path: Path) -> None:
+    chosen = short("pfedpara", codec={"name": "float16"})
+    deployed = Deployment(tmp_path, chosen)
+    deployed.serve()
+    done = command.fedfactor("export", str(stored(deployed, 2)), "-o", str(tmp_path / "mine.safetensors"))
+    assert done.exit_code == 0, done.output
+    own = json.loads((deployed.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["all"]["each"][2]
+    assert f"accuracy {own:.4f} on the test data" in done.stdout
+    card = (tmp_path / "mine.card.md").read_text()
+    assert "The model of client 2" in card and "after 1 of 1 rounds" in card and "multiply-accumulates" not in card
+    again = command.fedfactor(
+        "export", str(stored(deployed, 2)), "--client", "1", "-o", str(tmp_path / "other.safetensors")
+    )
+    assert again.exit_code == 2 and "has the model of client 2 only, not of client 1" in again.stderr
+    resumed = command.fedfactor(
+        "run", str(stored(deployed, 2) / "recipe.toml"), "--out", str(stored(deployed, 2)), "--resume"
+    )
+    assert resumed.exit_code == 2
+
+
+def test_export_on_a_node_with_its_own_data(tmp_path: Path) -> None:
+    configs = [{"client": name, "data": "digits", "data-options": '{"test_share": 0.8}'} for name in "dcba"]
+    deployed = Deployment(tmp_path, short("fedper", partition={"train_share": 1.0}), configs=configs, data="nodes")
+    deployed.serve()
+    own = json.loads((deployed.run_dir / "metrics.jsonl").read_text().splitlines()[-1])["all"]["each"][3]
+    (directory,) = (tmp_path / "node-0").glob("*/client-3")  # "d" is the last of the names
+    done = command.fedfactor("export", str(directory), "-o", str(tmp_path / "mine.safetensors"))
+    assert done.exit_code == 0, done.output
+    assert f"accuracy {own:.4f} on the test data" in done.stdout
+    assert read_weights(tmp_path / "mine.safetensors")
+
+
+def test_a_node_that_was_away_gets_the_model_when_the_server_starts_again(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, short("fedper"), wait=0.2)
+    deployed.grid.full = {FIRST_ID + 1}
+    before = deployed.serve(deadline=0.5).summary
+    assert lacking(deployed.run_dir) == [1]
+    deployed.grid.full = set()
+    sent = len(deployed.grid.pushed)
+    assert deployed.serve().summary == before
+    assert lacking(deployed.run_dir) == []
+    assert [kind_of(message) for message in deployed.grid.pushed[sent:]].count("store") == 1, "the others have it"
+    assert fedfactor.load(stored(deployed, 1)).model()
+
+
+def test_a_server_still_has_no_personal_model(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, short("fedper"))
+    deployed.serve()
+    with pytest.raises((RunError, ExportError, LookupError), match="on the client's own device"):
+        fedfactor.load(deployed.run_dir).model(client=0)

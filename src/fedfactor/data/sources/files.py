@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedfactor.data.dataset import Array
+from fedfactor.install import install_command
 
 
 def first(places: Iterable[Path]) -> Path | None:
@@ -75,4 +76,4 @@ def optional(module: str, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{purpose} needs {module.partition('.')[0]}: pip install 'fedfactor[{extra}]'") from error
+        raise ImportError(f"{purpose} needs {module.partition('.')[0]}: {install_command(extra)}") from error

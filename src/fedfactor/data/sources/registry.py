@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,13 +137,7 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
             cache.
         options: The options of the loader, and for images `norm`, `crop`, `flip` and `rotate` (see `Dataset`).
     """
-    found = info(name)
-    legal = {**found.options, **PICTURE}
-    for key in options:
-        if key not in legal and not found.takes_any:
-            hint = near(key, legal)
-            raise ValueError(f"{found.name} has no option {key!r}; {hint}it has {', '.join(legal) or 'none'}")
-    _check_complete(found, options)
+    found = checked_source(name, options)
     picture = {key: options.pop(key) for key in PICTURE if key in options}
     picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
     folder = data_folder(data_dir)
@@ -153,10 +147,18 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     return loaded
 
 
-def _check_complete(found: Source, options: dict[str, Any]) -> None:
+def checked_source(name: str, options: Mapping[str, Any]) -> Source:
+    """Return what is known about a data set. Raise ValueError if it does not take these options, or needs others."""
+    found = info(name)
+    legal = {**found.options, **PICTURE}
+    for key in options:
+        if key not in legal and not found.takes_any:
+            hint = near(key, legal)
+            raise ValueError(f"{found.name} has no option {key!r}; {hint}it has {', '.join(legal) or 'none'}")
     for key in found.required:
         if key not in options:
             raise ValueError(f"{found.name} needs {key}, which has no default")
+    return found
 
 
 def data_folder(data_dir: Path | str | None = None) -> Path:

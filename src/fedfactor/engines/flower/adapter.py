@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedfactor.install import install_command
 from fedfactor.protocol.message import BadMessage, Bytes
 
 QUIET = {
@@ -33,7 +34,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:  # pragma: no cover
-    raise ImportError(f"Flower is not installed ({error}): pip install 'fedfactor[flower]'") from error
+    raise ImportError(f"Flower is not installed ({error}): {install_command('flower')}") from error
 
 __all__ = [
     "QUIET",

@@ -57,6 +57,16 @@ def server_certificates(folder: Path, hosts: Sequence[str], days: int) -> Certif
     return found
 
 
+def check_authority(path: Path) -> None:
+    """Raise ValueError if a file is not the certificate of an authority."""
+    try:
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a certificate ({error}): copy ca.crt from the server's site folder, and name it with --ca"
+        ) from None
+
+
 def check_certificate(path: Path, hosts: Sequence[str]) -> None:
     """Raise ValueError if a server's certificate has expired or lacks one of these names and addresses."""
     found = x509.load_pem_x509_certificate(path.read_bytes())

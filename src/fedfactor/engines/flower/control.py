@@ -7,6 +7,8 @@ this module uses them, and `tests/engines/flower/test_control.py` fails if one o
 from __future__ import annotations
 
 import hashlib
+import re
+import ssl
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +69,41 @@ class RunProgress:
 
 class NoAnswer(DeploymentError):
     """The SuperLink cannot be reached or failed to answer; the request can be repeated."""
+
+
+class Hopeless(str):
+    """A reason for which trying again is pointless."""
+
+    __slots__ = ()
+
+
+PATIENCE = 5.0
+"""Seconds that a server has to answer whether it is up."""
+
+
+def unreachable(address: str, authority: Path) -> str:
+    """Return why no SuperLink with a certificate of this authority answers at an address; empty if one does."""
+    trust = ssl.create_default_context(cafile=str(authority))
+    try:
+        answer = httpx.get(f"https://{address}/health", verify=trust, timeout=PATIENCE)
+    except httpx.TransportError as error:
+        return wrong_certificate(str(error), address) or (
+            f"cannot reach the server at {address} ({error or type(error).__name__}): check the address, the port and "
+            "the firewall, and that `fedfactor flower up` is running"
+        )
+    return "" if answer.is_success else f"{address} is not a SuperLink: it answered {answer.status_code} to /health"
+
+
+def wrong_certificate(said: str, address: str) -> Hopeless | None:
+    """Return in words that a server's certificate is not trusted, if an error says so."""
+    if "certificate verify failed" not in said.lower():
+        return None
+    found = re.search(r"certificate verify failed: ([^\n(\]]+)", said)
+    return Hopeless(
+        f"the certificate of the server at {address} does not match ca.crt"
+        f"{f' ({found[1].strip()})' if found else ''}: check that the address was given to `up --host`, and that "
+        "ca.crt is the one of the server's site"
+    )
 
 
 class Control:

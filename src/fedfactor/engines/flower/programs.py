@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -12,8 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import tomli_w
+
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates
+from fedfactor.install import install_command
 
 START = 120.0
 """Seconds that a program may take to start on a busy machine."""
@@ -44,7 +46,7 @@ def script(name: str) -> str:
     """Return the path of one of Flower's commands."""
     found = shutil.which(name, path=environment(Path())["PATH"])
     if found is None:
-        raise DeploymentError(f"the command {name} is not installed: pip install 'fedfactor[flower]'")
+        raise DeploymentError(f"the command {name} is not installed: {install_command('flower')}")
     return found
 
 
@@ -68,12 +70,17 @@ def superlink_command(host: str, port: int, certificates: Certificates | None) -
 
 
 def node_command(
-    address: str, authority: Path, key: Path, port: int, config: Mapping[str, str | int | float]
+    address: str, authority: Path, key: Path, port: int, config: Mapping[str, str | int | float], home: Path
 ) -> list[str]:
-    """Return the command that starts a SuperNode; on `port` it serves its own processes on its machine."""
+    """Return the command that starts a SuperNode; on `port` it serves its own processes on its machine.
+
+    The configuration goes into a file in `home`: on the command line Flower cannot parse values with quotes.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [script("flower-supernode"), "--superlink", address, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
-    return [*command, "--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())]
+    return [*command, "--node-config", str(home / "node.toml")]
 
 
 class Program:

@@ -110,7 +110,7 @@ class Roster:
     start: dict[str, Any] = field(default_factory=dict)
     """Facts fixed at the start of the run: capacities and the description of the nodes' data."""
     clients: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Name and key of every client that has connected so far."""
+    """Name and key of every client that has connected so far; `model` is the round whose model it received to keep."""
     here: dict[int, int] = field(default_factory=dict)
     """Node id of each connected client, as of the last check."""
     claims: dict[int, Claim] = field(default_factory=dict)

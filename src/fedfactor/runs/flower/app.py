@@ -10,6 +10,7 @@ import tomli_w
 
 import fedfactor
 from fedfactor.checks import near
+from fedfactor.runs.flower.device import number_of_nodes
 from fedfactor.runs.flower.server import DEFAULTS
 from fedfactor.runs.recipe import Recipe
 
@@ -35,6 +36,8 @@ def write_app(
             given[key] = float(value)
         elif type(value) is not type(DEFAULTS[key]):
             raise ValueError(f"{key} should be a {type(DEFAULTS[key]).__name__}, got {value!r}")
+    if given.get("data") == "nodes":
+        number_of_nodes(recipe)
     tables: dict[str, Any] = {
         "project": {
             "name": "fedfactor-app",

@@ -15,7 +15,6 @@ logs/          output of Flower's programs
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -24,12 +23,13 @@ from typing import Any
 
 from fedfactor.engines.flower.certificates import (
     Certificates,
+    check_authority,
     check_certificate,
     node_key,
     server_certificates,
     write_secret,
 )
-from fedfactor.engines.flower.control import Control, NoAnswer, key_bytes
+from fedfactor.engines.flower.control import Control, Hopeless, NoAnswer, key_bytes, unreachable, wrong_certificate
 from fedfactor.engines.flower.programs import (
     DeploymentError,
     RestartingProgram,
@@ -39,6 +39,7 @@ from fedfactor.engines.flower.programs import (
     stop_all,
     superlink_command,
 )
+from fedfactor.runs.directory import lacking
 from fedfactor.runs.flower.local import POLL, Events, committed
 from fedfactor.runs.recipe import Recipe
 
@@ -144,8 +145,9 @@ def up(
     events, app = Events(directory), write_app(recipe, site.folder / "app", directory, config=config)
     looked, attempt = 0.0, Attempts(directory)
     run: int | None = None
-    answered, told = False, ""
-    while run is not None or not (directory / "summary.json").exists():
+    answered, told, summary = False, "", directory / "summary.json"
+    done = summary.exists() and not lacking(directory)
+    while not done:
         ended = site.superlink.program is not None and site.superlink.program.code is not None
         if ended and not answered and site.superlink.starts >= TRIES:
             raise DeploymentError(f"the SuperLink does not start: {site.superlink.log_tail()}")
@@ -163,8 +165,8 @@ def up(
             for event in events.new():
                 on_event(event)
             if progress.finished:
-                run = None
-                if not (directory / "summary.json").exists():
+                run, done = None, summary.exists()
+                if not done:
                     attempt.reason = progress.details or progress.status
                     tell(f"the ServerApp ended ({attempt.reason}); restarting it")
                     time.sleep(AGAIN)
@@ -174,6 +176,11 @@ def up(
                 tell(f"{told}; waiting for it")
             time.sleep(1.0)
         time.sleep(POLL)
+    if missed := lacking(directory):
+        tell(
+            f"the run is finished, but these clients did not receive the last model: {', '.join(map(str, missed))}. "
+            "Start their nodes, then run the same command again"
+        )
 
 
 class Attempts:
@@ -203,31 +210,42 @@ def join(
     config: Mapping[str, str | int | float],
     tell: Callable[[str], None],
 ) -> None:
-    """Run a node until interrupted; if the server refuses it, report why and try again."""
-    if not authority.exists():
-        raise DeploymentError(f"there is no {authority}: copy it from the server's site folder")
+    """Run a node until interrupted. Report when it connects, why it cannot, and when it receives the last model."""
+    check_authority(authority)
     if not key.exists():
         public = node_key(key)
         tell(f"created a key for this node: copy {public} to the folder keys of the server's site")
-    log = home / "node.log"
-    place = len(log.read_text(errors="replace")) if log.exists() else 0  # output of earlier starts
+    log, state = GrowingFile(home / "node.log"), Path(str(config["state-dir"]))
+    received = kept_models(state)
+    tell(f"connecting to {address}; the log of this node is {log.path}")
     node = RestartingProgram(
         "this node",
-        lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config),
+        lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config, home),
         home,
-        log,
+        log.path,
         grace=GRACE,
     )
+    said, told, looked, ever, connected = "", "", -PROBE, False, False
     try:
         while True:
-            program = node.program
-            if program is not None and program.code is not None:
-                said = program.output()
-                reason = refusal(said[place:], address, key)
-                place = len(said)
-                if isinstance(reason, Hopeless):
+            ended = node.program is not None and node.program.code is not None
+            said = (said + log.new())[-MOST_OUTPUT:]
+            if CONNECTED in said and not connected:
+                ever = connected = True
+                tell(f"connected to {address}")
+            if ended:
+                tell(f"{refusal(said, address, key)}; trying again (log: {log.path})")
+                said, connected = "", False
+            if time.monotonic() - looked >= PROBE:
+                reason, looked = unreachable(address, authority), time.monotonic()
+                if isinstance(reason, Hopeless) and not ever:
                     raise DeploymentError(reason)
-                tell(f"{reason}; trying again")
+                if reason != told:
+                    tell(f"{reason}; trying again" if reason else f"the server at {address} answers")
+                told = reason
+                before, received = received, kept_models(state)
+                for folder in [folder for folder in received if received[folder] != before.get(folder)]:
+                    tell(f"received the last model; to export it: fedfactor export {folder} -o model.safetensors")
             node.poll()
             time.sleep(POLL)
     finally:
@@ -236,21 +254,41 @@ def join(
             node.program.stop()
 
 
-class Hopeless(str):
-    """A reason for which trying again is pointless."""
+def kept_models(state: Path) -> dict[Path, int]:
+    """Return the folders below a node's state folder that have the last model of a run, and when they were written."""
+    return {path.parents[1]: path.stat().st_mtime_ns for path in state.glob("*/client-*/checkpoint/current")}
 
-    __slots__ = ()
+
+CONNECTED = "SuperNode ID:"
+"""What a SuperNode writes to its log when the server has accepted it."""
+PROBE = 5.0
+"""Seconds between two checks of whether the server answers."""
+MOST_OUTPUT = 20_000
+"""Characters of a node's last output in which reasons are looked for."""
+
+
+class GrowingFile:
+    """A file that another process appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> str:
+        """Return what was appended since the last call."""
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        return data.decode(errors="replace")
 
 
 def refusal(said: str, address: str, key: Path) -> str:
     """Return why a SuperNode ended, judging by its output."""
-    if "certificate" in said.lower() and "verify failed" in said.lower():
-        found = re.search(r"certificate verify failed: ([^\n(\]]+)", said)
-        return Hopeless(
-            f"the certificate of the server at {address} does not match ca.crt"
-            f"{f' ({found[1].strip()})' if found else ''}: check that the address was given to `up --host`, and that "
-            "ca.crt is the one of the server's site"
-        )
+    if reason := wrong_certificate(said, address):
+        return reason
     if "[code: 2004]" in said or "Failed to activate SuperNode" in said:
         return (
             f"the server at {address} does not accept this node's key: either {key.name}.pub is not in the folder keys "

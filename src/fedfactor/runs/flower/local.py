@@ -116,10 +116,11 @@ class Deployment:
         """Start a node; `poll` restarts it when it ends."""
         assert self.certificates is not None
         address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
+        home = self.home / "nodes" / name
         self.nodes[name] = RestartingProgram(
             f"node {name}",
-            lambda: node_command(address, authority, proof, free_port(), config),
-            self.home / "nodes" / name,
+            lambda: node_command(address, authority, proof, free_port(), config, home),
+            home,
             self.logs / f"node-{name}.log",
         )
         return self.nodes[name]

@@ -11,8 +11,6 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,19 @@ import torch
 import fedfactor
 from fedfactor import cost
 from fedfactor.client.device_states import DeviceStates, Lost
-from fedfactor.client.work import batches, work
-from fedfactor.data import federated, load
-from fedfactor.data.clients import FederatedData, Virtual
-from fedfactor.data.federated import SHARED
+from fedfactor.client.work import batches, filled_network, work
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
-from fedfactor.protocol.message import BadMessage, Bytes, decode
-from fedfactor.protocol.settings import check_device_here
-from fedfactor.protocol.setup import Setup
+from fedfactor.protocol import message as protocol
+from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
+from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.protocol.states import SHA256
 from fedfactor.rng import torch_rng
-from fedfactor.runs.recipe import Recipe, parse, resolve
-from fedfactor.runs.tasks import Facts, facts_of, setup_of, task_of, task_with
+from fedfactor.runs.directory import ENROLLED, write_atomically
+from fedfactor.runs.flower.device import Config, check_config, data_of, resolve_text, setup_on_node
+from fedfactor.runs.tasks import Facts
 from fedfactor.server.dispatch import LONGEST_REASON
-
-Config = Mapping[str, Any]
-KNOWN = ("client", "capacity", "data", "data-options", "data-dir", "state-dir", "device", "threads")
-"""Keys of a node's configuration."""
-SIMULATED = ("partition-id", "num-partitions")
-"""Keys that Flower's simulation adds."""
-
-
-class NodeError(ValueError):
-    """The configuration of a node is not valid; the message names the key."""
+from fedfactor.server.state import Server
+from fedfactor.server.store import DiskStore
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +49,7 @@ class ClientNode:
     def of(cls, context: Context) -> ClientNode:
         """Return the node that Flower's context describes."""
         run, node = context.run_config, context.node_config
-        for key in node:
-            if key not in (*KNOWN, *SIMULATED):
-                raise NodeError(f"node-config has no key {key!r}; the keys are {', '.join(KNOWN)}")
+        check_config(node)
         return cls(str(run["recipe"]), run["data"] == "nodes", float(run["deadline"]), dict(node))
 
     def hello(self) -> dict[str, bool | int | float | str]:
@@ -71,8 +57,6 @@ class ClientNode:
         capacity = self.config.get("capacity", 0.0)
         if capacity == "measure":
             capacity = self.measured()
-        elif type(capacity) not in (int, float) or not (capacity == 0 or 0 < capacity <= 1):
-            raise NodeError(f'capacity must be a share of the full model in (0, 1], or "measure", got {capacity!r}')
         return {
             "fedfactor": fedfactor.__version__,
             "client": self.client,
@@ -83,9 +67,7 @@ class ClientNode:
     @property
     def client(self) -> int | str:
         """Number in the population, or a name; if empty, the server identifies the node by its key."""
-        found = self.config.get("client", self.config.get("partition-id", ""))
-        if not isinstance(found, int | str) or isinstance(found, bool):
-            raise NodeError(f"client must be a number in the population, or a name, got {found!r}")
+        found: int | str = self.config.get("client", self.config.get("partition-id", ""))
         return found
 
     def measured(self) -> float:
@@ -103,10 +85,7 @@ class ClientNode:
     def do(self, job: Bytes, fields: Config) -> tuple[bytes, dict[str, bool | int | float | str]]:
         """Run a job from the state that it names, and write the new state to disk before the answer is sent."""
         setup, _ = self._task()
-        threads = self.config.get("threads", 1)
-        if type(threads) is not int or threads < 1:
-            raise NodeError(f"threads must be an integer of at least 1, got {threads!r}")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(self.config.get("threads", 1))
         message = decode(job)
         client, round = message.fields["client"], message.fields["round"]
         states = self._states(fields["run"], client)
@@ -122,9 +101,30 @@ class ClientNode:
         if message.kind == "train":
             states.settle(base or None, round)
         start = time.perf_counter()
+        if message.kind == "store":
+            return bytes(self._store(states.directory, message, state)), {"state": "", "seconds": 0.0}
         reply, new = work(setup, job, state)
         sha256 = states.write(round + 1, new) if new is not None else ""
         return bytes(reply), {"state": sha256, "seconds": time.perf_counter() - start}
+
+    def _store(self, directory: Path, message: protocol.Message, state: Bytes | None) -> Bytes:
+        """Make a directory a run directory that has this client's model: the download and the client's state."""
+        (setup, facts), recipe = self._task(), resolve_text(self.recipe)
+        fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
+        client, round, capacity = fields.values()
+        kept = kept_of(setup, state, round)
+        download = filled_network(setup.at(round), message, kept, training=False)[1]["model"]
+        server = Server(round, {name: tensor.cpu() for name, tensor in download.items()}, {})
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = {"client": client, **(data_of(self.config) if self.own_data else {})}
+        known = {"start": {"capacities": {client: capacity}}, "owner": owner}
+        write_atomically(directory / ENROLLED, json.dumps(known))
+        write_atomically(directory / "task.json", json.dumps(facts))
+        write_atomically(directory / "recipe.toml", recipe.to_toml())
+        info = {"round": round, "totals": {}, "events": 0, "settings": {}}
+        states = {"client": {client: state}} if state else {}
+        DiskStore(directory / "checkpoint").commit(round, states, server.to_bytes(), info)
+        return encode(protocol.Message("stored", fields))
 
     def is_client(self, number: object) -> bool:
         """Return whether a job for this client may be run by this node."""
@@ -137,67 +137,7 @@ class ClientNode:
         return DeviceStates((Path(str(given)) if given else state_folder()) / run / f"client-{client}")
 
     def _task(self) -> tuple[Setup, Facts]:
-        own = {key: str(self.config.get(key, "")) for key in ("data", "data-options", "data-dir", "device")}
-        return _task(self.recipe, self.own_data, **{key.replace("-", "_"): text for key, text in own.items()})
-
-
-@lru_cache(maxsize=4)
-def resolve_text(text: str) -> Recipe:
-    """Resolve a recipe given as text."""
-    return resolve(parse(text, "the run's recipe"), "the run's recipe")
-
-
-@lru_cache(maxsize=4)
-def _task(text: str, own: bool, *, data: str, data_options: str, data_dir: str, device: str) -> tuple[Setup, Facts]:
-    """Load this node's data and build the setup; cached for processes that serve several jobs (simulation)."""
-    recipe = resolve_text(text)
-    if device:
-        recipe = dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, device=device))
-    check_device_here(recipe.training.device)
-    if own:
-        if not data:
-            raise NodeError(
-                "every node has its own data in this run: set `data` to name a data set or package.module:function"
-            )
-        federated_data, facts = _own_data(recipe, data, _options(data_options), data_dir or None)
-        task = task_with(recipe, federated_data, facts)
-    else:
-        if data:
-            raise NodeError(
-                f"this run's nodes load parts of the recipe's data: remove data = {data!r} from node-config"
-            )
-        task, facts = task_of(recipe, data_dir or None)
-    setup = setup_of(recipe, task)
-    setup.bind(recipe.capacities.levels)
-    return setup, facts
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
-        raise NodeError(f"data-options must be a JSON object, got {text[:80]!r} ({error})") from None
-    if not isinstance(found, dict):
-        raise NodeError(f"data-options must be a JSON object, got {text[:80]!r}")
-    return found
-
-
-def _own_data(recipe: Recipe, name: str, options: dict[str, Any], data_dir: str | None) -> tuple[FederatedData, Facts]:
-    """Load a node's own data: all its training examples belong to its client, whatever the client's number."""
-    dataset = load(name, data_dir=data_dir, **options)
-    shared = {key: value for key, value in recipe.tables["partition"].items() if key in SHARED}
-    whole = federated(dataset, "iid", clients=1, **{**shared, "take": 0})
-
-    def everybody(part: torch.Tensor) -> Virtual:
-        return Virtual(MOST_CLIENTS, lambda client: part)
-
-    tests = everybody(whole.test_of[0]) if whole.test_of is not None else None
-    data = FederatedData(whole.train, everybody(whole.train_of[0]), whole.central, tests, whole.transform)
-    return data, facts_of(dataset, whole)
-
-
-MOST_CLIENTS = 1 << 31
-"""Size of the population that a node assumes: its client may have any number below it."""
+        return setup_on_node(self.recipe, self.own_data, str(self.config.get("device", "")), **data_of(self.config))
 
 
 def state_folder() -> Path:

@@ -20,9 +20,10 @@ from fedfactor.engines.flower.engine import FlowerEngine
 from fedfactor.engines.flower.roster import AGREED, Claim, Roster
 from fedfactor.runs.directory import ENROLLED, reported
 from fedfactor.runs.execute import run
-from fedfactor.runs.flower.node import resolve_text
+from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, task_of, task_with
+from fedfactor.server.dispatch import NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.task import Task
@@ -71,12 +72,15 @@ def serve(grid: Grid, context: Context) -> Result:
             roster.population = task.data.clients
             _enrol(engine)
         else:
-            roster.population, roster.own_data = _population(recipe), True
+            roster.population, roster.own_data = number_of_nodes(recipe), True
             _enrol(engine)
             task, facts = _described(recipe, roster)
         return dataclasses.replace(recipe, capacities=reported(recipe.capacities, directory)), task, facts
 
-    return run(recipe, directory, resume=True, engine=engine, on_event=_tell, begin=begin)
+    def end(result: Result) -> None:
+        _hand_out(result, engine)
+
+    return run(recipe, directory, resume=True, engine=engine, on_event=_tell, begin=begin, end=end)
 
 
 def _enrol(engine: FlowerEngine) -> None:
@@ -98,6 +102,32 @@ def _enrol(engine: FlowerEngine) -> None:
     roster.save()
 
 
+def _hand_out(result: Result, engine: FlowerEngine) -> None:
+    """Send clients that have private parts the last model, from which they can export their own.
+
+    Clients that are not connected are waited for. The roster records who received which round.
+    """
+    federation, server, roster = result.federation, result.server, engine.roster
+    setup, now = federation.setup.at(server.round), str(result.server.round)
+    if not (setup.kept(federation.capacities.levels[0]) or setup.method.traits.space == "personal"):
+        return
+    lacking = [client for client, known in sorted(roster.clients.items()) if known.setdefault("model", "") != now]
+    roster.save()
+    if not lacking:
+        return
+    roster.gather(engine.grid, len(roster.clients), engine.wait)
+    asked = [federation.dispatch.participant(client, server.round) for client in lacking if client in roster.here]
+    try:
+        received = federation.dispatch.gather("store", "stored", server, asked, federation.store).messages
+    except NoValidReply:  # the run is complete without it
+        received = {}
+    for client in received:
+        roster.clients[client]["model"] = now
+    roster.save()
+    missed = ", ".join(str(client) for client in lacking if client not in received)
+    print(f"{len(received)} clients stored the last model" + (f"; not clients {missed}" if missed else ""), flush=True)
+
+
 def _common_facts(claims: Mapping[int, Claim]) -> Facts:
     """Return the description of the first client's data; raise RuntimeError if another client's data differ."""
     first, facts = next((client, claim.facts) for client, claim in claims.items())
@@ -109,13 +139,6 @@ def _common_facts(claims: Mapping[int, Claim]) -> Facts:
                     f"client {client}"
                 )
     return facts
-
-
-def _population(recipe: Recipe) -> int:
-    clients = recipe.tables["partition"].get("clients")
-    if not isinstance(clients, int):
-        raise ValueError("every node has its own data: set partition.clients in the recipe to the number of nodes")
-    return clients
 
 
 def _described(recipe: Recipe, roster: Roster) -> tuple[Task, Facts]:
