@@ -82,7 +82,9 @@ def _draw(figure: Figure) -> Canvas:
             places = range(len(trace["z"]))
             image = axes.pcolormesh(places, places, trace["z"], cmap="RdBu_r", vmin=-most, vmax=most)
             axes.set(aspect="equal", ylim=(len(places) - 0.5, -0.5))  # the first row on top, as in a printed matrix
-            canvas.colorbar(image, label="inner product", shrink=0.7).solids.set_rasterized(False)
+            bar = canvas.colorbar(image, label="inner product", shrink=0.7)
+            assert bar.solids is not None
+            bar.solids.set_rasterized(False)
         elif trace["type"] == "scatter":
             _scatter(axes, trace)
     _set_axis(axes, "x", plot["layout"].get("xaxis", {}))
