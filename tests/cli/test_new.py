@@ -67,7 +67,12 @@ def test_what_a_recipe_shows_in_comments_is_legal(tmp_path: Path) -> None:
     assert list(found) == ["dense", "factors"]
     resolved = resolve(found["factors"])
     assert resolved.tables["data"]["path"] == "images" and resolved.method.gamma == 0.3
-    assert resolved.tables["capacities"] == {"levels": [1.0, 0.5], "shares": [0.3, 0.7], "dynamic": False, "cover": False}
+    assert resolved.tables["capacities"] == {
+        "levels": [1.0, 0.5],
+        "shares": [0.3, 0.7],
+        "dynamic": False,
+        "cover": False,
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,4 +43,4 @@ def test_all_channels_are_trained_although_no_client_has_them_all() -> None:
     left = {name: count for name, count in result.history[4]["untrained"].items() if "weight" in name}
     assert left == {"conv1.weight": 1, "bn1.weight": 1, "conv2.weight": 5, "bn2.weight": 5, "hidden.weight": 13}
     assert "untrained" in result.history[16] and "untrained" not in result.history[-1]
-    assert [*result.history[-1]["global"]] == ["1"]
+    assert [*result.history[-1]["global"]] == ["1", "0.5"]

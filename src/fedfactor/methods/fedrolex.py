@@ -24,7 +24,8 @@ class FedRolex(HeteroFL):
     evenly, also where it is larger than each client's. Each element is averaged over the clients that held it in the
     round; the others do not change. Everything else is HeteroFL, from which the authors' code is derived.
 
-    The server's full model is used and measured: a narrower network has no channels of its own.
+    The server's full model is measured, and for each capacity the network of its first channels, which no client may
+    have trained together.
 
     Use it where the server's model is larger than each client's.
     """
@@ -51,8 +52,8 @@ class FedRolex(HeteroFL):
         }
 
     def served(self, levels: Sequence[float]) -> list[float]:
-        """Return full capacity."""
-        return [1.0]
+        """Return full capacity and the clients' capacities."""
+        return sorted({1.0, *levels}, reverse=True)
 
 
 def _positions(view: Tensors, plan: Plan) -> dict[str, int]:
