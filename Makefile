@@ -3,8 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface chromium \
-	lint types check check-browser not-run bench bench-peers clean
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party \
+	chromium lint types check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
 
@@ -68,6 +68,8 @@ not-run: $(READY)
 	@$(BIN)/python -m pytest -m mlflow --collect-only tests/runs/test_loggers.py | grep '::'
 	@echo "NOT RUN, since they need packages of 370 MB; make test-huggingface runs them:"
 	@$(BIN)/python -m pytest -m huggingface --collect-only tests/data | grep '::'
+	@echo "NOT RUN, since they need packages of 170 MB; make test-third-party runs them:"
+	@$(BIN)/python -m pytest -m third_party --collect-only tests/third_party | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
@@ -95,6 +97,14 @@ test-huggingface: $(READY) .huggingface/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .huggingface -r tests/huggingface.txt
 	touch .huggingface/ready
 
+# Compositions and optimizers against LyCORIS, PEFT, pfl and flwr: the real packages (170 MB) in a folder of their own.
+test-third-party: $(READY) .third-party/ready
+	PYTHONPATH=.third-party HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m third_party tests/third_party
+
+.third-party/ready: tests/third_party.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .third-party -r tests/third_party.txt
+	touch .third-party/ready
+
 check-browser: $(READY)
 	@if $(MAKE) --no-print-directory chromium; then $(MAKE) --no-print-directory test-browser; \
 	else echo "NOT RUN: the tests in a browser, since there is no Chromium and it could not be installed"; fi
@@ -113,4 +123,4 @@ bench-peers: $(READY) .bench-peers/ready
 	touch .bench-peers/ready
 
 clean:
-	rm -rf site .venv .bench-peers .huggingface .mlflow .ray .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site .venv .bench-peers .huggingface .mlflow .ray .third-party .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -34,7 +34,8 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 def draw(scheme: Scheme, shape: WeightShape) -> Factors:
     return {
-        name: random(*size, seed=seed).requires_grad_() for seed, (name, size) in enumerate(scheme.shapes(shape).items())
+        name: random(*size, seed=seed).requires_grad_()
+        for seed, (name, size) in enumerate(scheme.shapes(shape).items())
     }
 
 
@@ -99,7 +100,9 @@ def adapted(config: Any, shape: WeightShape, weights: dict[str, Tensor]) -> Call
     adapter = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     values = {f"layer.{name}": value for name, value in weights.items()}
     assert adapter == values.keys()
-    return lambda x: torch.func.functional_call(model["layer"], {n.removeprefix("layer."): values[n] for n in values}, x)
+    return lambda x: torch.func.functional_call(
+        model["layer"], {n.removeprefix("layer."): values[n] for n in values}, x
+    )
 
 
 def inputs(shape: WeightShape) -> Tensor:
