@@ -292,8 +292,8 @@ class Federation:
                 largest = max(replies, key=lambda r: sum(float(t.double().norm()) for t in r.tensors.values()))
                 raise Diverged(
                     f"round {round + 1}: training diverged: the server's {name!r} is no longer finite, and client "
-                    f"{largest.client} sent the largest numbers; everything up to round {round} is saved. Try a smaller "
-                    "learning rate (lr), or gradient clipping (max_grad_norm)"
+                    f"{largest.client} sent the largest numbers; everything up to round {round} is saved. Try a "
+                    "smaller learning rate (lr), or gradient clipping (max_grad_norm)"
                 )
 
     def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
