@@ -103,7 +103,8 @@ class Gauge:
                     counted = cost.measure(real, self.batch)
                 self._costs[key] = network, counted.macs, counted.activation_bytes
             except cost.Uncountable as error:
-                warnings.warn(f"{error}. Operations, memory and the time of computation stay empty", stacklevel=2)
+                unknown = "Operations, memory and the time of computation are not known, and their limits not checked"
+                warnings.warn(f"{error}. {unknown}", stacklevel=2)
                 self._costs[key] = network, math.nan, math.nan
         return self._costs[key]
 

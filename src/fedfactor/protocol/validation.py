@@ -31,8 +31,9 @@ def check_report(kind: str, message: Message, who: Participant, round: int) -> d
         samples = fields.get("samples")
         if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
             raise BadMessage(f"samples must be an integer in [1, {MOST_SAMPLES}], got {samples!r}")
-    if kind == "trained" and not _is_number(fields.get("loss")):
-        raise diverged(f"the training loss must be a finite number, got {fields.get('loss')!r}")
+    if kind == "trained" and not _is_number(loss := fields.get("loss")):
+        wrong = f"the training loss must be a finite number, got {loss!r}"
+        raise diverged(wrong) if isinstance(loss, float) else BadMessage(wrong)
     for key in ("before", "after", "scores"):
         if fields.get(key) is not None:
             _check_scores(fields[key])
