@@ -134,13 +134,15 @@ class FederatedData:
         if not bad.any():
             return None
         parts, name = (self.test_of or [], "test") if test else (self.train_of, "training")
-        for client, part in _looked_at(parts).items():
-            if bad[part].any():
-                row = int(part[bad[part]][0])
-                return row, f"row {row} of the {name} data (client {client})"
+        if not isinstance(parts, Virtual):  # too many to ask, or a device whose data are all its own
+            for client, part in enumerate(parts):
+                if bad[part].any():
+                    row = int(part[bad[part]][0])
+                    return row, f"row {row} of the {name} data (client {client})"
+            if not test:  # the central test set is used as a whole
+                return None
         row = int(bad.nonzero()[0])
-        # The central test set is used as a whole, and of a `Virtual` population only a few clients were asked.
-        return (row, f"row {row} of the {name} data") if test or isinstance(parts, Virtual) else None
+        return row, f"row {row} of the {name} data"
 
     def of(self, client: int) -> Examples:
         """Return a client's training examples."""
