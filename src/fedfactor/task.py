@@ -23,7 +23,7 @@ Build = Callable[..., nn.Module]
 
 EVALUATION_BATCH = 100
 """Examples per batch in evaluations unless a run sets it. On one CPU core, CIFAR's networks (VGG16, ResNet-8 and -18)
-take the least time per image with 50 to 100, and 10 to 25 % more with 500, whose activations do not fit the cache."""
+take the least time per image with 50 to 100, and 21 to 35 % more with 500, whose activations do not fit the cache."""
 
 
 @dataclass(frozen=True)
