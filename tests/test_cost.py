@@ -8,6 +8,7 @@ import pytest
 import rich.console
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fedfactor import cost, models
 
@@ -48,6 +49,53 @@ def test_recurrent_layers_by_hand(cell: Any, gates: int, bias: bool) -> None:
     found = cost.measure(layer, torch.randn(batch, time, inputs))
     assert found.macs == batch * time * (first + second)
     assert found.layers[0].outputs == batch * time * hidden
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM(7, 11, 2), nn.GRU(7, 11, 2), nn.TransformerEncoderLayer(8, 2), nn.Linear(6, 3)]
+)
+def test_a_model_that_looks_at_its_numbers_costs_what_it_would_without(layer: nn.Module) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.drop = layer, nn.Dropout()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.inside(self.drop(x) / (2 if x.max() > 100 else 1))
+
+    width = 8 if isinstance(layer, nn.TransformerEncoderLayer) else 6 if isinstance(layer, nn.Linear) else 7
+    example, model = torch.randn(3, 5, width), Looking()
+    before, state = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    assert cost.measure(model, example).macs == cost.measure(layer, example).macs > 0
+    assert torch.equal(torch.get_rng_state(), before), "counting must not draw random numbers"
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+
+
+def test_packed_sequences_are_counted() -> None:
+    class Packed(nn.LSTM):
+        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+            lengths = (x[..., 0] > 0).sum(1).clamp(min=1)
+            return super().forward(nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False))
+
+    x = torch.zeros(2, 5, 7)
+    x[0, :3] = x[1, :1] = 1
+    assert cost.measure(Packed(7, 11, batch_first=True), x).macs == (3 + 1) * 4 * 11 * (7 + 11)
+
+
+def test_what_cannot_be_counted_and_what_cannot_run_are_told_apart() -> None:
+    class Uncounted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if _get_current_dispatch_mode() is not None:
+                raise RuntimeError("no modes here")
+            return super().forward(x)
+
+    model = Uncounted(4, 3).train()
+    with pytest.raises(cost.Uncountable, match="operations cannot be counted: no modes here"):
+        cost.measure(model, torch.zeros(2, 4))
+    assert model.training
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        cost.measure(model, torch.zeros(2, 5))
+    assert not isinstance(caught.value, cost.Uncountable)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -2,7 +2,7 @@
 
 Nothing is estimated from layer types. A copy of the model runs on the meta device, where tensors have shapes
 but no numbers, and every matrix product it makes is counted; so factorised layers, and any other torch code,
-count as what they really do.
+count as what they really do. A model that looks at its numbers, as in `if x.max() > 1`, runs on the CPU instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fedfactor.rng import seeded
 
 aten = torch.ops.aten
 
@@ -60,8 +62,14 @@ class Cost:
         return table(self)
 
 
+class Uncountable(RuntimeError):
+    """The model can process the example, but its operations cannot be counted."""
+
+
 def measure(model: nn.Module, example: Any) -> Cost:
-    """Count what one forward pass of `model` on `example` costs; neither is changed, and nothing is computed.
+    """Count what one forward pass of `model` on `example` costs; neither is changed.
+
+    Nothing is computed, unless the model looks at its numbers. Raise Uncountable if only the counting fails.
 
     `example` is an input with its batch axis, or a tuple of inputs; all but `parameters`, `trainable` and
     `buffers` grow with its batch. The model is measured in the mode it is in, as train() and eval() save
@@ -208,7 +216,25 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _trace(model: nn.Module, example: Any) -> _Trace:
     # Autograd saves nothing in inference mode, and refuses tensors made there.
     with torch.inference_mode(False), torch.enable_grad():
-        return _run(_meta_copy(model), tree_map_only(Tensor, _meta_tensor, example))
+        try:
+            return _run(_meta_copy(model), tree_map_only(Tensor, _meta_tensor, example))
+        except Exception:
+            return _real_trace(model, example)
+
+
+def _real_trace(model: nn.Module, example: Any) -> _Trace:
+    """Count on the CPU with numbers. Raise Uncountable if that fails, or what the model raises if it cannot run."""
+    try:
+        with seeded(0):
+            return _run(copy.deepcopy(model).cpu(), tree_map_only(Tensor, Tensor.cpu, example))
+    except Exception as error:
+        was_training = model.training
+        try:
+            with torch.no_grad():
+                _call(model.eval(), example)
+        finally:
+            model.train(was_training)
+        raise Uncountable(f"the model's operations cannot be counted: {error}") from error
 
 
 def _run(meta: nn.Module, inputs: Any) -> _Trace:
@@ -219,11 +245,15 @@ def _run(meta: nn.Module, inputs: Any) -> _Trace:
         torch.autograd.graph.saved_tensors_hooks(trace.save, _no_backward),
         trace,
     ):
-        if isinstance(inputs, tuple):
-            meta(*inputs)
-        else:
-            meta(inputs)
+        _call(meta, inputs)
     return trace
+
+
+def _call(model: nn.Module, inputs: Any) -> None:
+    if isinstance(inputs, tuple):
+        model(*inputs)
+    else:
+        model(inputs)
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
@@ -264,6 +294,8 @@ _PRODUCTS: dict[Any, Callable[[Any, Any], int]] = {
     aten.addmv: lambda args, _: args[1].numel(),
     aten.dot: lambda args, _: args[0].numel(),
     aten.convolution: _convolution,
+    # The LSTM of the CPU; its input is time x batch x features.
+    aten.mkldnn_rnn_layer: lambda args, _: args[0].shape[:2].numel() * (args[1].numel() + args[2].numel()),
 }
 
 _POOLING = (

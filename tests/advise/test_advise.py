@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tomllib
 from typing import Any
 
 import pytest
-from torch import nn
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fedfactor.advise import (
     Advice,
@@ -18,6 +21,7 @@ from fedfactor.advise import (
     advise,
     as_dict,
     link,
+    render,
     request_of,
     sentence,
     to_recipe,
@@ -34,6 +38,29 @@ TINY = "tests.helpers.tiny:Tiny"
 
 def linear(classes: int = 10) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+class Deep(nn.Sequential):
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
+
+
+class Looking(Deep):
+    """A model that looks at its numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x / (2 if x.max() > 100 else 1))
+        return found
+
+
+class Uncounted(Deep):
+    """A model that refuses to be counted."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("no modes here")
+        found: Tensor = super().forward(x)
+        return found
 
 
 def pooled() -> nn.Module:
@@ -203,3 +230,19 @@ def test_inputs_that_do_not_fit_are_named() -> None:
         request_of(TINY, None, 10, ["a: 1 MB"])
     with pytest.raises(PlanError, match="a recipe needs a data set"):
         to_recipe(advise(request_of("digits_cnn", "1x9x9", 10, ["a: 1 GB"])), "x")
+
+
+def test_models_that_look_at_their_numbers_are_counted_on_numbers() -> None:
+    here, methods = "tests.advise.test_advise", ("fedavg", "low_rank")
+    plain, looking = (as_dict(advise(asked(model=f"{here}:{name}", methods=methods))) for name in ("Deep", "Looking"))
+    assert looking["dense"] == plain["dense"] and looking["dense"]["macs"] == 64 * 32 + 320
+
+
+def test_a_model_that_cannot_be_counted_is_planned_by_its_bytes() -> None:
+    with pytest.warns(UserWarning, match="no modes here. Operations, memory .* their limits not checked"):
+        found = advise(asked("phone: 9 kB up, 1 kB, 1 GMAC/s", model="tests.advise.test_advise:Uncounted"))
+    text, data = str(sentence(found)), as_dict(found)
+    assert found.choice is not None and "Operations are not known; dense FedAvg sends" in text
+    assert data["dense"]["macs"] is None and data["dense"]["memory"] is None and data["dense"]["up"] > 9000
+    assert json.loads(json.dumps(data), parse_constant=pytest.fail) == data
+    Console(file=io.StringIO(), width=160).print(render(found))

@@ -24,7 +24,7 @@ from fedfactor.server.state import weights_sha256
 from fedfactor.testing import PROMISES, Promise
 from fedfactor.testing.federation import Recording, Tampering
 from fedfactor.testing.promises import combinations
-from tests.helpers.tiny import CODECS, FIELDS, METHODS, OPTIMIZERS, Tiny, run
+from tests.helpers.tiny import CODECS, FIELDS, METHODS, OPTIMIZERS, Tiny, odd, run
 
 # Every promise of `fedfactor.testing` for every registered method.
 
@@ -195,7 +195,7 @@ def test_methods_that_would_silently_be_fedavg_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{method} finds no layer to factorise.*2: full rank takes"):
             run(method, model=plain)
     with pytest.raises(ValueError, match="a binary task has none"):
-        run(HeteroFL(masked_loss=True), kind="binary")
+        run(HeteroFL(masked_loss=True), kind="binary", data=odd())
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "fedadam"}, {"codec": "topk"}, {"codec": "float16"}], ids=str)

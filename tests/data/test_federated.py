@@ -125,7 +125,7 @@ def test_ordered_owners_hold_out_their_last() -> None:
 
 def test_read_from_files_to_a_batch(tmp_path: Any) -> None:
     make.cifar10(tmp_path)
-    found = federated(load("cifar10", tmp_path, crop=4, flip=True), "iid", clients=4)
+    found = federated(load("cifar10", tmp_path, partial=True, crop=4, flip=True), "iid", clients=4)
     x, y = found.of(0)
     batch = found.transform.train(x, torch.Generator().manual_seed(0))
     assert batch.shape == (5, 3, 32, 32) and batch.dtype == torch.float32

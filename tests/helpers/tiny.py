@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from fedfactor.testing import promises
 from fedfactor.testing.federation import Recording, Tampering
 
 __all__ = [
-    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "refusal", "run",
-    "task",
+    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "odd", "refusal",
+    "run", "task",
 ]  # fmt: skip
 
 METHODS = names("methods")
@@ -44,6 +45,13 @@ def data(even: bool = True) -> FederatedData:
     parts = [where[a:b] for a, b in itertools.pairwise(edges)]
     own = [torch.arange(20) + 20 * client for client in range(6)]
     return FederatedData(train, parts, central, own)
+
+
+def odd() -> FederatedData:
+    """The same clients, whose targets say whether a digit is odd: a binary task."""
+    central = data().central
+    assert central is not None
+    return replace(data(), train=(data().train[0], data().train[1] % 2), central=(central[0], central[1] % 2))
 
 
 def task() -> Task:

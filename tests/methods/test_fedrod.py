@@ -15,7 +15,7 @@ from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedRoD
 from fedfactor.methods.fedrod import TwoHeads, balanced
 from fedfactor.protocol.message import decode
-from tests.helpers.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data, odd, run
 
 
 def test_both_losses_by_hand() -> None:
@@ -152,4 +152,4 @@ def test_a_model_without_that_head_is_refused() -> None:
     with pytest.raises(ValueError, match="gamma must be at least 0, got -1"):
         FedRoD(gamma=-1.0)
     with pytest.raises(ValueError, match="a binary task has none to balance"):
-        run("fedrod", kind="binary")
+        run("fedrod", kind="binary", data=odd())

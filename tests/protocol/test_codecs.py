@@ -90,7 +90,7 @@ def test_top_k_feeds_its_remainder_back_over_rounds() -> None:
     data = clients((1.0, 1.0))
     model = nn.Module()
     model.x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    model.forward = lambda inputs: inputs.sum() * model.x.sum()  # type: ignore[method-assign]
+    model.forward = lambda inputs: inputs * model.x.sum()  # type: ignore[method-assign]
 
     @dataclass(frozen=True)
     class Two(Method):

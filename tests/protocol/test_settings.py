@@ -110,3 +110,11 @@ def test_cover_draws_again_until_each_level_occurs() -> None:
         Capacities(shares, cover=True)
     with pytest.raises(ValueError, match="3 clients per round cannot have each of the 4 levels"):
         cover.covering_attempt(3, 0, range(3))
+
+
+@pytest.mark.parametrize(("rounds", "times"), [(0, 0), (1, 1), (20, 20), (21, 11), (40, 20), (41, 14), (1000, 20)])
+def test_a_run_is_evaluated_at_most_twenty_times_and_at_its_end(rounds: int, times: int) -> None:
+    due = [round for round in range(1, rounds + 1) if Rounds(rounds).due(round)]
+    assert len(due) == times and due[-1:] == ([rounds] if rounds else [])
+    assert all(Rounds(rounds, evaluate_every=1).due(round) for round in range(1, rounds + 1))
+    assert [round for round in range(1, rounds + 1) if Rounds(rounds, evaluate_every=0).due(round)] == due[-1:]

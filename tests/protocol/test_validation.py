@@ -124,7 +124,11 @@ REPORTS: dict[str, tuple[dict[str, object], str]] = {
     "huge loss": ({"loss": 10**400}, "the training loss must be a finite number, got 1000"),
     "huge accuracy": ({"after": {"accuracy": 10**400, "loss": 1.0}}, "scores must be finite numbers"),
     "no loss": ({"loss": None}, "the training loss must be a finite number, got None"),
-    "scores": ({"before": {}}, "scores must be finite numbers and include accuracy and loss"),
+    "diverged": (
+        {"before": {"accuracy": 0.5, "loss": 1.0}, "after": {"accuracy": 0.1}},
+        "training diverged: the test loss was finite before the training and is not after it",
+    ),
+    "scores": ({"before": {}}, "scores must be finite numbers and include an accuracy"),
     "words": ({"after": {"accuracy": "x", "loss": 1.0}}, "scores must be finite numbers"),
     "accuracy": ({"after": {"accuracy": 1e9, "loss": 1.0}}, "an accuracy must lie in [0, 1], got 1000000000.0"),
     "figures nobody asked for": ({"figures": {"x": 1.0}}, "the reply must report finite numbers named no figures"),

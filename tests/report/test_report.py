@@ -98,6 +98,18 @@ def test_overview_by_hand(tmp_path: Path) -> None:
     assert row["moved"] == "5 MB" and row["dense FedAvg moves"] == "4.00x" and row["MACs"] == "1 G"
 
 
+def test_operations_that_were_not_counted_stay_empty(tmp_path: Path) -> None:
+    journal = make_run(tmp_path / "a", rounds=2) / "metrics.jsonl"
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    for event in events[1:]:
+        event["macs"] = event["totals"]["macs"] = None
+    journal.write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = tables(of([tmp_path / "a"]))
+    (row,) = rows(next(iter(found.values())))
+    assert row["MACs"] == "-" and row["moved"] == "40 MB"
+    assert not any("MACs" in table.head for caption, table in found.items() if caption.startswith("Cost of reaching"))
+
+
 def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=8, sections={"evaluate": {"target": 0.6}})
     scores = dict(read_run(folder, "a").accuracy["all"])

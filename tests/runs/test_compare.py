@@ -238,6 +238,15 @@ def test_lines_by_hand() -> None:
     assert "85.00 ± 63.53" in narrow.file.getvalue()  # type: ignore[attr-defined]  # nothing is cut
 
 
+def test_operations_that_were_not_counted_stay_empty() -> None:
+    known, unknown = outcome("fedavg", 1, 0.8, 4), outcome("fedper", 1, 0.9, 2)
+    assert unknown.summary is not None
+    unknown.summary["macs"] = None
+    found = lines([known, unknown])
+    assert [line.macs for line in found] == [4e9, None]
+    assert latex(found).count(r" & - \\") == 1 and csv_text(found).splitlines()[2].split(",")[-3] == ""
+
+
 def test_methods_are_compared_by_what_all_of_them_have() -> None:
     both, own = ("global", "selected_after"), ("selected_after",)
     found = lines([outcome("fedavg", 1, 0.8, 4, both), outcome("fedper", 1, 0.9, 2, own)])

@@ -145,3 +145,9 @@ def test_small() -> None:
     assert tables["train"]["rounds"] == 2 and "small" not in tables
     with pytest.raises(RecipeError, match=r"no \[small\] section"):
         small(BASE)
+
+
+def test_the_rounds_between_evaluations_are_written_out() -> None:
+    found = resolve(override(BASE, ["train.rounds=100"])).tables["evaluate"]
+    assert (found["every"], found["batch_size"]) == (5, 100)
+    assert resolve(override(BASE, ["train.rounds=100", "evaluate.every=1"])).rounds.evaluate_every == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedfactor.data.sources import info
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.execute import run
 from tests.helpers import made_data as make
@@ -92,6 +93,8 @@ def test_two_rounds_on_a_stand_in(name: str, small: bool, cell: str, stand_in: P
     kinds = [tables["data"]["name"], tables["partition"]["kind"], tables["method"]["name"]]
     changes = [change for few in (FEW, *(FEWER.get(kind, []) for kind in kinds)) for change in few]
     changes += ["capacities.cover=false"] if tables.get("capacities", {}).get("cover") else []  # one client per round
+    if "partial" in info(tables["data"]["name"]).options:
+        changes.append("data.partial=true")
     if tables["method"].get("jacobian") and name != "fedpara/table10.toml":  # slow: one recipe with it is enough
         changes.append("method.jacobian=0.0")
     summary = run(recipes.resolve(recipes.override(tables, changes), name), data_dir=stand_in).summary

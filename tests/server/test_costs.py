@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import fedfactor
+from fedfactor.runs.execute import summary_of
 from tests.helpers.tiny import data, run
 
 
@@ -22,3 +31,40 @@ def test_costs_of_a_round() -> None:
         cost.link_seconds(size, 2, transfers=1) - cost.link_seconds(size, 50, transfers=1)
     )
     assert "joules" not in run(rounds=1).history[-1]
+
+
+X, Y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+
+
+class Looking(nn.Linear):
+    """A model that looks at its numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / 2 if x.max() > 100 else x)
+
+
+class Uncounted(nn.Linear):
+    """A model that refuses to be counted."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("no modes here")
+        return super().forward(x)
+
+
+def test_a_model_that_looks_at_its_numbers_is_trained_and_counted() -> None:
+    ours, plain = (fedfactor.simulate(model(4, 3), (X, Y), rounds=2, clients=3) for model in (Looking, nn.Linear))
+    assert ours.summary["totals"]["macs"] == plain.summary["totals"]["macs"] == 2 * 60 * 12
+
+
+def test_a_model_that_cannot_be_counted_is_trained_without_the_figure(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="operations cannot be counted: no modes here. The run goes on"):
+        result = fedfactor.simulate(Uncounted(4, 3), (X, Y), rounds=2, clients=3, directory=tmp_path)
+    assert [event["macs"] for event in result.history[1:]] == [None, None]
+    assert result.summary["totals"]["macs"] is None and summary_of(result)["macs"] is None
+    assert "MACs not counted" in str(result)
+    with pytest.warns(UserWarning, match="cannot be counted"):
+        more = fedfactor.simulate(Uncounted(4, 3), (X, Y), rounds=3, clients=3, directory=tmp_path)
+    assert more.summary["totals"]["macs"] is None and more.summary["totals"]["bytes_up"] > 0
+    read: Any = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert read == more.history

@@ -64,7 +64,7 @@ def test_a_failure_names_the_client_and_the_tensor() -> None:
 
     answers = trained(Changing(lie))
     (failure,) = answers.failures
-    assert failure.client == 1 and failure.reason.startswith("upload: 'hidden.weight' holds NaN")
+    assert failure.client == 1 and failure.reason.startswith("training diverged: upload: 'hidden.weight' holds NaN")
     assert [reply.client for reply in answers.replies] == [4, 3] and set(answers.states) <= {4, 3}
     assert len(Failure(1, "x" * 1000).reason) == LONGEST_REASON
 

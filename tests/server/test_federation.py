@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+import fedfactor
+from fedfactor.data.clients import FederatedData
 from fedfactor.optimizers import FedProx
 from fedfactor.server.federation import Diverged, QuorumLost
 from fedfactor.testing.federation import Tampering
@@ -23,7 +25,7 @@ def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
         def step(self, step):  # type: ignore[no-untyped-def]
             return {name: tensor * float("inf") for name, tensor in step.mean.items()}, step.state
 
-    with pytest.raises(Diverged, match=r"round 1: the server's .* is no longer finite; everything up to round 0"):
+    with pytest.raises(Diverged, match=r"round 1: training diverged: the server's .* and client \d sent .* round 0"):
         run(optimizer=Exploding(), directory=tmp_path)
     assert (tmp_path / "checkpoint" / "current").read_text() == "round-0"
 
@@ -112,3 +114,35 @@ def test_the_callers_torch_threads_are_restored(quorum: float) -> None:
         assert torch.get_num_threads() == 2 and threads == {1}
     finally:
         torch.set_num_threads(1)
+
+
+X, Y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+ADVICE = r"Try a smaller learning rate \(lr\), or gradient clipping \(max_grad_norm\)"
+
+
+class Deep(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_a_learning_rate_that_is_too_large_is_called_divergence() -> None:
+    split = FederatedData((X, Y), list(torch.arange(60).split(20)), (X, Y), list(torch.arange(60).split(20)))
+    message = rf"round \d: 0 of 3 clients .* \(client [012].*: training diverged: .*{ADVICE}.*everything up to round \d"
+    with pytest.raises(Diverged, match=message):
+        fedfactor.simulate(Deep, split, lr=1e6, rounds=5, batch_size=10)
+
+
+def test_a_loss_that_is_lost_in_training_is_divergence() -> None:
+    """One step from finite weights to finite weights whose outputs are infinite: only the test loss tells."""
+    split = FederatedData((X * 1e18, Y), list(torch.arange(60).split(20)), (X * 1e30, Y), [torch.arange(20)] * 3)
+    with pytest.raises(Diverged, match=rf"the test loss was finite before the training and is not after it. {ADVICE}"):
+        fedfactor.simulate(nn.Linear(4, 3), split, lr=1e-3, rounds=1)
+
+
+def test_clients_that_diverge_alone_are_named_and_cost_their_own_update() -> None:
+    inputs = X.clone()
+    inputs[:20] *= 1e30
+    result = fedfactor.simulate(nn.Linear(4, 3), FederatedData((inputs, Y), list(torch.arange(60).split(20))), rounds=1)
+    (failure,) = result.history[-1]["failures"]
+    assert failure["client"] == 0 and failure["reason"].startswith("training diverged: ")
+    assert "Try a smaller learning rate" in failure["reason"]

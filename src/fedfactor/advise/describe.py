@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +38,9 @@ def sentence(found: Advice) -> str:
     bound = f"; a larger size is limited by {' and '.join(NAMES[word] for word in stopped)}" if stopped else ""
     saved = min(row.bytes_ratio for row in fit.rows), max(row.bytes_ratio for row in fit.rows)
     times = f"{saved[0]:.3g}" if f"{saved[0]:.3g}" == f"{saved[1]:.3g}" else f"{saved[0]:.3g} to {saved[1]:.3g}"
-    return (
-        f"Take {fit.method.name} ({sizes}): {among}. Its clients compute {100 * fit.share:.3g} % of the dense model on "
-        f"average{', the largest share' if rivals else ''}; dense FedAvg sends {times} times the bytes{bound}."
-    )
+    work = f"Its clients compute {100 * fit.share:.3g} % of the dense model on average"
+    work = "Operations are not known" if math.isnan(fit.share) else work + (", the largest share" if rivals else "")
+    return f"Take {fit.method.name} ({sizes}): {among}. {work}; dense FedAvg sends {times} times the bytes{bound}."
 
 
 NAMES = {
@@ -146,7 +147,7 @@ def as_dict(found: Advice, rounds: int | None = None) -> dict[str, Any]:
     if rounds is not None:
         for row in rows:
             row["total_bytes"] = rounds * (row["size"]["up"] + row["size"]["down"])
-    return {
+    made = {
         "model": found.request.tables["model"],
         "dense": dataclasses.asdict(found.dense),
         "devices": [dataclasses.asdict(device) for device in found.request.devices],
@@ -155,6 +156,8 @@ def as_dict(found: Advice, rounds: int | None = None) -> dict[str, Any]:
         "choice": None if fit is None else fit.method.name,
         "why": sentence(found),
     }
+    as_json: dict[str, Any] = json.loads(json.dumps(made), parse_constant=lambda _: None)  # NaN, not known, is null
+    return as_json
 
 
 def to_recipe(found: Advice, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,7 @@ class Fit:
     personal: bool
     """Whether the model needs a part that a client keeps."""
     share: float
-    """Mean over clients of their operations as a share of dense FedAvg's, at most 1 per client."""
+    """Mean over clients of their operations as a share of dense FedAvg's, at most 1 per client; NaN if not known."""
 
 
 @dataclass
@@ -109,7 +110,8 @@ def _merit(fit: Fit, request: Request) -> tuple[Any, ...]:
     Devices that can compute the full model should do so. Where all devices can, plain FedAvg comes first.
     """
     sent = sum(share * (row.size.up + row.size.down) for share, row in zip(request.shares, fit.rows, strict=True))
-    return fit.personal == request.personal, round(fit.share, 3), fit.method.name == "fedavg", -sent
+    share = 0.0 if math.isnan(fit.share) else round(fit.share, 3)
+    return fit.personal == request.personal, share, fit.method.name == "fedavg", -sent
 
 
 def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
@@ -125,9 +127,9 @@ def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
                 _row(name, settings, device, level, size, request, dense, stop or broken)
                 for device, (level, size), stop in zip(request.devices, chosen, stopped, strict=True)
             )
-            shares = (share * min(1.0, row.macs_ratio) for share, row in zip(request.shares, rows, strict=True))
+            shares = (share * min(row.macs_ratio, 1.0) for share, row in zip(request.shares, rows, strict=True))
             ready = gauge.ready(method, [level for level, _ in chosen])
-            network, _ = gauge.measured(ready, chosen[0][0])
+            network, *_ = gauge.measured(ready, chosen[0][0])
             return Fit(method, rows, not has_global_model(ready, network), sum(shares))
         broken = tuple(dict.fromkeys(word for words in stopped for word in words))
     return last

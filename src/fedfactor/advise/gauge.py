@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +30,11 @@ class Size:
 
     parameters: int
     macs: float
-    """Multiply-accumulates of one example's forward pass in training, composing included."""
-    activations: int
-    """Bytes that the forward pass of a batch keeps for the backward pass."""
-    memory: int
-    """Bytes of activations, weights, gradients, momentum and buffers."""
+    """Multiply-accumulates of one example's forward pass in training, composing included; NaN if not known."""
+    activations: float
+    """Bytes that the forward pass of a batch keeps for the backward pass; NaN if not known."""
+    memory: float
+    """Bytes of activations, weights, gradients, momentum and buffers; NaN if not known."""
     down: int
     """Bytes of the download per round."""
     up: int
@@ -51,7 +53,7 @@ class Gauge:
         table = known.tables["model"]
         self.task = Task(model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0]))
         self._sizes: dict[tuple[str, float], Size] = {}
-        self._costs: dict[tuple[str, float], tuple[nn.Module, cost.Cost]] = {}
+        self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
 
     def build(self, width: float = 1.0) -> nn.Module:
         """Build the model on the meta device, without values."""
@@ -75,24 +77,35 @@ class Gauge:
         """Measure the network for a capacity, and its messages."""
         key = repr(method), capacity
         if key not in self._sizes:
-            network, counted = self.measured(method, capacity)
+            network, _, activations = self.measured(method, capacity)
             macs = sum(
-                times * self.measured(method, level)[1].macs / len(self.batch)
+                times * self.measured(method, level)[1] / len(self.batch)
                 for level, times in forward_passes(method, capacity).items()
             )
+            parameters = sum(p.numel() for p in network.parameters())
             held = sum(t.nbytes for t in [*network.parameters(), *network.buffers()])
             trained = sum(p.nbytes for p in network.parameters() if p.requires_grad)
-            memory = held + (2 if self.training.momentum else 1) * trained + counted.activation_bytes
+            memory = held + (2 if self.training.momentum else 1) * trained + activations
             down, up = self._messages(method, network, capacity)
-            self._sizes[key] = Size(counted.parameters, macs, counted.activation_bytes, memory, down, up)
+            self._sizes[key] = Size(parameters, macs, activations, memory, down, up)
         return self._sizes[key]
 
-    def measured(self, method: Method, capacity: float) -> tuple[nn.Module, cost.Cost]:
-        """Return the network for a capacity, and the cost of a training batch."""
+    def measured(self, method: Method, capacity: float) -> tuple[nn.Module, float, float]:
+        """Return the network for a capacity, and the operations and the bytes of activations of a training batch."""
         key = repr(method), capacity
         if key not in self._costs:
             network = method.network(self.build, capacity).to(self.training.torch_dtype).train()
-            self._costs[key] = network, cost.measure(network, self.batch)
+            try:
+                try:
+                    counted = cost.measure(network, self.batch)
+                except Exception:  # a model that looks at its numbers needs some
+                    real = method.network(self.task.build, capacity).to(self.training.torch_dtype).train()
+                    counted = cost.measure(real, self.batch)
+                self._costs[key] = network, counted.macs, counted.activation_bytes
+            except cost.Uncountable as error:
+                unknown = "Operations, memory and the time of computation are not known, and their limits not checked"
+                warnings.warn(f"{error}. {unknown}", stacklevel=2)
+                self._costs[key] = network, math.nan, math.nan
         return self._costs[key]
 
     def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Any
 
 import click
@@ -24,7 +25,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # the command line's own ways to end; a closed pipe, as after `| head`, needs no message
         except Exception as error:
@@ -35,6 +38,10 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    complain(str(message), category.__name__)  # the line of code that Python shows means nothing to a user
 
 
 def _version(wanted: bool) -> None:

@@ -86,6 +86,8 @@ class FederatedData:
     test_of: Sequence[Tensor] | None = None
     """Positions of each client's own test examples within `central`."""
     transform: Transform = AsStored()
+    described: bool = False
+    """Whether the examples only have the shape of the clients' real ones, which are elsewhere."""
 
     def __post_init__(self) -> None:
         for name, examples in (("train", self.train), ("central", self.central)):
@@ -101,7 +103,7 @@ class FederatedData:
     def without_examples(cls, clients: int, example: Tensor) -> FederatedData:
         """Return data of clients whose examples are not available; `example` is one input as the model reads it."""
         train = example[None], torch.zeros(1, dtype=torch.int64)
-        return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)))
+        return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
 
     @property
     def clients(self) -> int:
@@ -123,6 +125,24 @@ class FederatedData:
     def example(self) -> Tensor:
         """One input as the model reads it."""
         return self.transform.test(self.train[0][:1])[0]
+
+    def find(self, bad: Tensor, *, test: bool) -> tuple[int, str] | None:
+        """Return a bad row and, in words, whose it is; `None` if no bad row is used.
+
+        `bad` has one boolean per row of the training data or, with `test`, of the test data.
+        """
+        if not bad.any():
+            return None
+        parts, name = (self.test_of or [], "test") if test else (self.train_of, "training")
+        if not isinstance(parts, Virtual):  # too many to ask, or a device whose data are all its own
+            for client, part in enumerate(parts):
+                if bad[part].any():
+                    row = int(part[bad[part]][0])
+                    return row, f"row {row} of the {name} data (client {client})"
+            if not test:  # the central test set is used as a whole
+                return None
+        row = int(bad.nonzero()[0])
+        return row, f"row {row} of the {name} data"
 
     def of(self, client: int) -> Examples:
         """Return a client's training examples."""

@@ -65,10 +65,10 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
     return "\n".join(lines)
 
 
-def _costs(totals: Mapping[str, float]) -> list[str]:
+def _costs(totals: Mapping[str, Any]) -> list[str]:
     return [
         f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, over all clients and rounds |",
-        f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |",
+        *([] if totals["macs"] is None else [f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |"]),
     ]
 
 

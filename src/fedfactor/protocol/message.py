@@ -48,6 +48,10 @@ class BadMessage(ValueError):
     """Bytes are not a message, or not the expected one; the text says why."""
 
 
+class NotFinite(BadMessage):
+    """A message whose numbers are not finite."""
+
+
 @dataclass(frozen=True)
 class Message:
     """A kind, fields (any JSON values) and named tensors."""
@@ -210,7 +214,7 @@ def expect(tensors: Tensors, like: Tensors, what: str) -> None:
                 f"{what}: {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
             )
         if not finite(tensor):
-            raise BadMessage(f"{what}: {name!r} holds NaN, infinity or numbers too large to square")
+            raise NotFinite(f"{what}: {name!r} holds NaN, infinity or numbers too large to square")
 
 
 def finite(tensor: Tensor) -> bool:

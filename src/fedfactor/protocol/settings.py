@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 
 from fedfactor.protocol.sentences import sentence
 from fedfactor.rng import numpy_rng
+from fedfactor.task import EVALUATION_BATCH
 
 CONFIG = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 """Unknown names are refused, values are not converted, and the text below a field describes it."""
@@ -209,6 +210,10 @@ class Reported(Capacities):
         return found
 
 
+MOST_EVALUATIONS = 20
+"""Number of rounds that are evaluated at most if `evaluate_every` is not given."""
+
+
 @checked
 class Rounds:
     """How many rounds there are, who takes part, what is measured, and when a run stops."""
@@ -219,20 +224,26 @@ class Rounds:
     """Clients per round: a whole number, or a share of the population such as 0.1."""
     quorum: Level = 0.5
     """Smallest share of a cohort that must answer with a valid update; below it the run stops."""
-    evaluate_every: Count = 1
-    """Rounds between evaluations. The last round is always evaluated; 0: only the last."""
+    evaluate_every: Count | None = None
+    """Rounds between evaluations. The last round is always evaluated; 0: only the last. Default: at most 20 per run."""
     evaluate_clients: Literal["none", "selected", "all"] = "selected"
     """Whose personal models are measured, each on the client's own test data."""
     evaluate_limit: Count = 0
     """Evaluate, and gather norm statistics from, at most this many clients, always the same ones; 0: all clients."""
+    evaluate_batch_size: Annotated[int, Field(ge=1)] = EVALUATION_BATCH
+    """Examples per batch in evaluations. Scores depend on it only if a network uses statistics of its batch."""
     target: Annotated[float, Field(ge=0, le=1)] | None = None
     """Accuracy for which the rounds, bytes and operations until it is reached are noted."""
     joules_per_byte: Nonnegative | None = None
     """Energy that the link needs per byte. It has no default because no paper prints one."""
 
+    def __post_init__(self) -> None:
+        if self.evaluate_every is None:
+            object.__setattr__(self, "evaluate_every", max(1, math.ceil(self.rounds / MOST_EVALUATIONS)))
+
     def due(self, round: int) -> bool:
         """Return whether a round, counted from 1, is evaluated."""
-        return round == self.rounds or (self.evaluate_every > 0 and round % self.evaluate_every == 0)
+        return round == self.rounds or bool(self.evaluate_every and round % self.evaluate_every == 0)
 
     def cohort_of(self, seed: int, round: int, population: int) -> list[int]:
         """Draw the clients of a round; the same for each method."""

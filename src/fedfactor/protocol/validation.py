@@ -13,7 +13,7 @@ from torch import nn
 from fedfactor.nn import outer_layers
 from fedfactor.nn.norms import batch_norms
 from fedfactor.protocol.coding import decode_up, expected_up, sections
-from fedfactor.protocol.message import BadMessage, Message, expect
+from fedfactor.protocol.message import BadMessage, Message, NotFinite, expect
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.plan import Plan, Reply, Tensors
 from fedfactor.protocol.setup import Setup
@@ -31,21 +31,28 @@ def check_report(kind: str, message: Message, who: Participant, round: int) -> d
         samples = fields.get("samples")
         if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
             raise BadMessage(f"samples must be an integer in [1, {MOST_SAMPLES}], got {samples!r}")
-    if kind == "trained" and not _is_number(fields.get("loss")):
-        raise BadMessage(f"the training loss must be a finite number, got {fields.get('loss')!r}")
+    if kind == "trained" and not _is_number(loss := fields.get("loss")):
+        wrong = f"the training loss must be a finite number, got {loss!r}"
+        raise diverged(wrong) if isinstance(loss, float) else BadMessage(wrong)
     for key in ("before", "after", "scores"):
         if fields.get(key) is not None:
             _check_scores(fields[key])
+    if "loss" in (fields.get("before") or {}) and "loss" not in (fields.get("after") or {"loss"}):
+        raise diverged("the test loss was finite before the training and is not after it")
     return fields
 
 
+DIVERGED = "training diverged"
+
+
+def diverged(sign: str) -> BadMessage:
+    """Return the error for a reply that shows that training diverged; `sign` is what shows it."""
+    return BadMessage(f"{DIVERGED}: {sign}. Try a smaller learning rate (lr), or gradient clipping (max_grad_norm)")
+
+
 def _check_scores(scores: object) -> None:
-    if (
-        not isinstance(scores, dict)
-        or not {"accuracy", "loss"} <= set(scores)
-        or not all(map(_is_number, scores.values()))
-    ):
-        raise BadMessage("scores must be finite numbers and include accuracy and loss")
+    if not isinstance(scores, dict) or "accuracy" not in scores or not all(map(_is_number, scores.values())):
+        raise BadMessage("scores must be finite numbers and include an accuracy")
     if not 0 <= scores["accuracy"] <= 1:
         raise BadMessage(f"an accuracy must lie in [0, 1], got {scores['accuracy']!r}")
 
@@ -109,13 +116,16 @@ def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> t
     model, extras = found.pop("model", {}), found.pop("extra", {})
     if found:
         raise BadMessage("the upload has tensors that belong to neither the model nor the optimizer")
-    expect(model, expected_up(setup.codec, trained, sent.reference), "upload")
-    expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
-    tensors = decode_up(setup.codec, trained, model, sent.reference)
-    # Coded tensors may decode to very large numbers, so check them again; uncoded tensors are checked already.
-    known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
-    coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
-    expect(coded, wanted, "decoded upload")
+    try:
+        expect(model, expected_up(setup.codec, trained, sent.reference), "upload")
+        expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
+        tensors = decode_up(setup.codec, trained, model, sent.reference)
+        # Coded tensors may decode to very large numbers, so check them again; uncoded tensors are checked already.
+        known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
+        coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
+        expect(coded, wanted, "decoded upload")
+    except NotFinite as error:
+        raise diverged(str(error)) from None
     figures = check_figures(report.get("figures", {}), setup.method.traits.reports)
     labels = check_labels(report.get("labels"), setup.network(who.capacity)) if setup.method.traits.sends_labels else ()
     reply = Reply(

@@ -47,7 +47,8 @@ class Line:
     """Uploaded and downloaded, per run."""
     ratio: float | None
     """Bytes of FedAvg, or of the run that moves most, divided by these."""
-    macs: float
+    macs: float | None
+    """`None` if the operations cannot be counted."""
     client_failures: float
     failed: tuple[str, ...]
     """Seeds that did not finish, each with the reason."""
@@ -89,11 +90,12 @@ def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Li
     by_level: dict[float, list[float]] = {}
     for level, accuracy in (pair for one in scores for pair in one.get("at", {}).items()):
         by_level.setdefault(float(level), []).append(accuracy)
+    counted = [one["macs"] for one in good]
     size, macs, failures = (
         fmean(values) if values else 0.0
         for values in (
             [one["bytes_up"] + one["bytes_down"] for one in good],
-            [one["macs"] for one in good],
+            [] if None in counted else counted,
             [one["failures"] for one in good],
         )
     )
@@ -109,7 +111,7 @@ def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Li
         {level: mean(values) for level, values in sorted(by_level.items(), reverse=True)},
         size,
         None,
-        macs,
+        None if None in counted else macs,
         failures,
         tuple(f"seed {one.cell.seed}: {one.failure}" for one in outcomes if one.summary is None),
     )
@@ -145,7 +147,7 @@ def _tables(found: Sequence[Line]) -> list[tuple[Columns, str]]:
         "test data": [line.measured for line in found],
         "MB": [plain(line.bytes / 1e6) for line in found],
         "fewer bytes": ["-" if line.ratio is None else f"{line.ratio:.2f}x" for line in found],
-        "GMAC": [plain(line.macs / 1e9) for line in found],
+        "GMAC": ["-" if line.macs is None else plain(line.macs / 1e9) for line in found],
     }
     same = [head for head in SAME_FOR_ALL if len(set(columns[head])) == 1]
     words = [f"{SAME_FOR_ALL[head]}: {columns.pop(head)[0]}." for head in same]

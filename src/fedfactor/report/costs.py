@@ -114,7 +114,9 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
 
 def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, Price]:
     """Return all costs by name. Energy is among them if the energy per byte is given, here or in a recipe."""
-    found = {"bytes": Price("bytes", size), "MACs": Price("macs", amount)}
+    found = {"bytes": Price("bytes", size)}
+    if any(summed("macs")(run) for group in groups for run in group.runs):  # operations may not be countable
+        found["MACs"] = Price("macs", amount)
     found |= {name: Price(speed, span) for name, speed in LINKS.items()}
     found["time of the simulation"] = Price("seconds", span)
     if joules_per_byte is not None:

@@ -103,7 +103,8 @@ class RunData:
             series.append((now, value + (series[-1][1] if series else 0.0)))
         totals = event["totals"]
         self.totals["bytes"].append((now, totals["bytes_up"] + totals["bytes_down"]))
-        self.totals["macs"].append((now, totals["macs"]))
+        if totals["macs"] is not None:
+            self.totals["macs"].append((now, totals["macs"]))
         self.trained |= set(event.get("trained_capacities", ()))
         for level, scores in event.get("global", {}).items():
             self.by_level[level].append((now, scores["accuracy"]))

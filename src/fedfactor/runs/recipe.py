@@ -187,6 +187,7 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
         **{key: train.pop(key) for key in TAKING_PART},
         **{MEASURING[key]: value for key, value in given["evaluate"].items()},
     )
+    written["evaluate"]["every"] = rounds.evaluate_every  # the default depends on the number of rounds
     training = Training(**{**train, "schedule": Schedule(**given["schedule"])})
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:

@@ -26,7 +26,7 @@ from fedfactor.rng import numpy_rng
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import DiskStore, Journal, MemoryStore
-from fedfactor.task import Task
+from fedfactor.task import EVALUATION_BATCH, Task
 
 
 def simulate(
@@ -47,9 +47,10 @@ def simulate(
     rounds: int = 10,
     cohort: int | float = 1.0,
     quorum: float = 0.5,
-    evaluate_every: int = 1,
+    evaluate_every: int | None = None,
     evaluate_clients: Literal["none", "selected", "all"] = "selected",
     evaluate_limit: int = 0,
+    evaluate_batch_size: int = EVALUATION_BATCH,
     target: float | None = None,
     joules_per_byte: float | None = None,
     epochs: int = 1,
@@ -87,10 +88,12 @@ def simulate(
         rounds: Number of rounds.
         cohort: Clients per round: a number, or (as a float) a share of all clients.
         quorum: Least share of a cohort that must answer correctly. Below it the run stops.
-        evaluate_every: Rounds between evaluations. The last round is always evaluated; 0: only the last.
+        evaluate_every: Rounds between evaluations. The last round is always evaluated; 0: only the last. By default, a
+            run is evaluated at most 20 times.
         evaluate_clients: Whose models are tested on the client's own test data: no client's, those of the clients
             that trained in the round, or all clients'.
         evaluate_limit: Most clients that `evaluate_clients="all"` tests, always the same ones. 0: no limit.
+        evaluate_batch_size: Examples per batch in evaluations.
         target: Accuracy at which rounds, bytes and operations are noted.
         joules_per_byte: Energy that the network link needs for a byte, to report the energy of communication.
         epochs: Local epochs per round.
@@ -125,7 +128,7 @@ def simulate(
     else:
         data = split(data, clients, test=test, alpha=alpha, seed=seed)
     setup = Setup(
-        Task(model, data, kind),
+        Task(model, data, kind, evaluate_batch_size),
         create("methods", method) if isinstance(method, str) else method,
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,

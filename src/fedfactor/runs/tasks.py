@@ -55,7 +55,8 @@ def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
 
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
     """Return a recipe's task with data that are already loaded."""
-    return Task(model_factory(recipe.tables["model"], facts["classes"]), data, facts["kind"])
+    factory = model_factory(recipe.tables["model"], facts["classes"])
+    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size)
 
 
 COUNTED = 200

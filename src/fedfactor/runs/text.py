@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich import box
@@ -14,7 +15,12 @@ SPARE: dict[str, Any] = {
 
 
 def plain(value: float) -> str:
-    """Format a number with three significant digits, or with all digits before the decimal point if there are more."""
+    """Format a number with three significant digits, or with all digits before the decimal point if there are more.
+
+    NaN, a number that is not known, is a dash.
+    """
+    if math.isnan(value):
+        return "-"
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1g}"

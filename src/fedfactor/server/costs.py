@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -25,7 +27,10 @@ class Costs:
         self._macs: dict[tuple[str, float], float] = {}
 
     def macs(self, capacity: float, round: int = 0) -> float:
-        """Return the forward multiply-accumulates per training example of a client of this capacity in a round."""
+        """Return the forward multiply-accumulates per training example of a client of this capacity in a round.
+
+        NaN if they cannot be counted.
+        """
         setup = self._setup.at(round)
         passes = forward_passes(setup.method, capacity).items()
         return sum(count * self._forward_macs(setup, level) for level, count in passes)
@@ -35,9 +40,19 @@ class Costs:
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
-            example = data.transform.test(data.train[0][: setup.training.batch_size])
+            inputs, batch_size = data.train[0], setup.training.batch_size
+            if data.described:  # one example stands for all
+                inputs = inputs[:1].expand(batch_size, *inputs.shape[1:])
+            example = data.transform.test(inputs[:batch_size])
             first = next(iter(network.parameters()), torch.empty(0))
-            self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+            try:
+                self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+            except Exception as error:
+                # Clients whose data are elsewhere may well be able to process them.
+                if not isinstance(error, cost.Uncountable) and not data.described:
+                    raise
+                warnings.warn(f"{error}. The run goes on, and the number of operations stays empty", stacklevel=2)
+                self._macs[key] = math.nan
         return self._macs[key]
 
     def dense_bytes(self) -> int:

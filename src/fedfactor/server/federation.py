@@ -26,6 +26,7 @@ from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States, pack
+from fedfactor.protocol.validation import DIVERGED
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
@@ -40,7 +41,7 @@ class QuorumLost(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """The result of a round is not finite. It is not committed; the last committed round is intact."""
+    """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Federation:
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
+        setup.task.check_outputs(setup.network(self.capacities.levels[0]))
         self._check_levels()
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self.costs = Costs(setup)
@@ -104,24 +106,13 @@ class Federation:
 
     def _start(self) -> Server:
         setup = self.setup.at(0)
-        self._check_fit()
         tensors = self._first_tensors(setup)
-        totals: dict[str, float] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
+        totals: dict[str, Any] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
         dense = self.costs.dense_bytes()
         self._note({"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)})
         self._commit(server, {})
         return server
-
-    def _check_fit(self) -> None:
-        """Raise ValueError if the model cannot process the data; this also counts its operations."""
-        try:
-            self.costs.macs(self.capacities.levels[0])
-        except Exception as error:
-            shape = " x ".join(map(str, self.setup.task.data.train[0].shape[1:]))
-            raise ValueError(
-                f"the model cannot process the data, whose inputs are {shape or 'single numbers'}: {error}"
-            ) from error
 
     def _first_tensors(self, setup: Setup) -> Tensors:
         # The server computes on the CPU in full precision, whatever device and dtype clients use.
@@ -190,12 +181,13 @@ class Federation:
         replies = answers.replies
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
-        self._check_finite(t, tensors, optimizer)
+        self._check_finite(t, tensors, optimizer, replies)
         passes = setup.training.epochs + setup.training.own_norms
-        macs = round(sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * passes)
-        cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up, "macs": macs}
-        totals = {key: server.totals[key] + value for key, value in cost.items()}
-        totals["failures"] = server.totals["failures"] + len(answers.failures)
+        macs = sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * passes
+        cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
+        counts = {**cost, "macs": None if math.isnan(macs) else round(macs), "failures": len(answers.failures)}
+        before = server.totals
+        totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
         untrained = _untrained(setup, server, replies)
         new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=untrained))
         moved = answers.bytes_down + answers.bytes_up
@@ -207,6 +199,7 @@ class Federation:
             "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in cohort],
             "loss": sum(report["loss"] for report in answers.reports) / len(replies),
             **cost,
+            "macs": counts["macs"],
             "totals": totals,
             "failures": [asdict(failure) for failure in answers.failures],
             **link_costs(moved, answers.busy, len(cohort), self.rounds.joules_per_byte),
@@ -231,7 +224,8 @@ class Federation:
 
     def _work(self, who: Participant) -> float:
         """Estimate the duration of a client's training job."""
-        return len(self.setup.task.data.train_of[who.client]) * self.costs.macs(who.capacity, who.round)
+        macs = self.costs.macs(who.capacity, who.round)
+        return len(self.setup.task.data.train_of[who.client]) * (1.0 if math.isnan(macs) else macs)
 
     @timed("evaluating")
     def _measured(self, server: Server, reports: list[dict[str, Any]], store: States) -> tuple[Server, dict[str, Any]]:
@@ -292,12 +286,14 @@ class Federation:
         return {name: stepped.get(name, mean[name]) for name in server.tensors}, state
 
     @timed("server algebra")
-    def _check_finite(self, round: int, tensors: Tensors, optimizer: State) -> None:
+    def _check_finite(self, round: int, tensors: Tensors, optimizer: State, replies: list[Reply]) -> None:
         for name, tensor in [*tensors.items(), *(pair for kind in optimizer.values() for pair in kind.items())]:
             if not finite(tensor):
+                largest = max(replies, key=lambda r: sum(float(t.double().norm()) for t in r.tensors.values()))
                 raise Diverged(
-                    f"round {round + 1}: the server's {name!r} is no longer finite; everything up to round {round} is "
-                    "saved. Try a smaller learning rate, or gradient clipping"
+                    f"round {round + 1}: training diverged: the server's {name!r} is no longer finite, and client "
+                    f"{largest.client} sent the largest numbers; everything up to round {round} is saved. Try a "
+                    "smaller learning rate (lr), or gradient clipping (max_grad_norm)"
                 )
 
     def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
@@ -309,10 +305,13 @@ class Federation:
             "failures": [asdict(failure) for failure in failures],
         }
         self._note(lost)  # removed again when the run is resumed
-        reasons = "; ".join(f"client {f.client}: {f.reason}" for f in failures[:3])
-        raise QuorumLost(
+        clients: dict[str, list[int]] = {}
+        for failure in failures:
+            clients.setdefault(failure.reason, []).append(failure.client)
+        reasons = [f"client {_some(who)}: {reason}" for reason, who in [*clients.items()][:3]]
+        raise (Diverged if any(reason.startswith(DIVERGED) for reason in clients) else QuorumLost)(
             f"round {round + 1}: {answered} of {asked} clients sent a valid reply, the quorum is "
-            f"{self.rounds.quorum:g} ({reasons}); everything up to round {round} is saved"
+            f"{self.rounds.quorum:g} ({'; '.join(reasons)}); everything up to round {round} is saved"
         )
 
     # Journal and checkpoint.
@@ -361,6 +360,11 @@ def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
                 rows = piece.index[0] if piece.index else None
                 masks[name][rows if isinstance(rows, Tensor) else slice(rows)] = False
     return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def _some(clients: list[int]) -> str:
+    more = len(clients) - 5
+    return ", ".join(map(str, clients[:5])) + (f" and {more} more" if more > 0 else "")
 
 
 def _wide(tensor: Tensor) -> Tensor:

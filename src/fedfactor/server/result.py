@@ -59,9 +59,8 @@ class Result:
                 lines += [f"  {line}" for line in _details(last.get(key, {}))]
         totals = found["totals"]
         if totals:
-            lines.append(
-                f"bytes up {totals['bytes_up']:,}, bytes down {totals['bytes_down']:,}; MACs {totals['macs']:,}"
-            )
+            macs = "not counted" if totals["macs"] is None else f"{totals['macs']:,}"
+            lines.append(f"bytes up {totals['bytes_up']:,}, bytes down {totals['bytes_down']:,}; MACs {macs}")
             lines.append(f"failures {totals['failures']:,}")
         return "\n".join(lines)
 

@@ -22,7 +22,8 @@ class Server:
     round: int
     tensors: Tensors
     optimizer: State
-    totals: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, Any] = field(default_factory=dict)
+    """Sums since the first round; `None` if a figure is not known, such as operations that cannot be counted."""
     statistics: dict[float, Tensors] = field(default_factory=dict)
     """Norm statistics by capacity, if they were estimated on the clients' data in this round."""
     untrained: Tensors = field(default_factory=dict)

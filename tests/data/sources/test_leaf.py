@@ -25,7 +25,7 @@ def test_shakespeare_windows(tmp_path: Path) -> None:
     assert len(LETTERS) == len(set(LETTERS)) == 80
     first, second = "To be,   or not\nto be: " * 5, "é" + "x" * 90 + "\n"
     shakespeare(tmp_path, {"A_HAMLET": first, "A_SILENT": "Ay.\n", "B_FOOL": second})
-    data = load("shakespeare", tmp_path)
+    data = load("shakespeare", tmp_path, partial=True)
     assert data.owners == ("A_HAMLET", "B_FOOL")
     assert data.train_ids is not None
     clean = ["To be, or not to be: " * 5, " " + "x" * 90 + " "]
@@ -39,20 +39,20 @@ def test_shakespeare_windows(tmp_path: Path) -> None:
             assert LETTERS[data.train[1][row]] == text[start + WINDOW]
     assert data.kind == "language"
     assert data.train[0].dtype == np.uint8
-    assert len(load("shakespeare", tmp_path, roles=1).owners) == 1
+    assert len(load("shakespeare", tmp_path, partial=True, roles=1).owners) == 1
     with pytest.raises(ValueError, match="only 2 roles have at least 2 windows, but roles is 3"):
-        load("shakespeare", tmp_path, roles=3)
+        load("shakespeare", tmp_path, partial=True, roles=3)
 
 
 def test_shakespeare_damages(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"TalwalkarLab/leaf"):
-        load("shakespeare", tmp_path)
+        load("shakespeare", tmp_path, partial=True)
     shakespeare(tmp_path, {"A": "short"})
     with pytest.raises(ValueError, match="expected more than 80 characters"):
-        load("shakespeare", tmp_path)
+        load("shakespeare", tmp_path, partial=True)
     (tmp_path / "shakespeare" / "users_and_plays.json").write_text('{"A": ')
     with pytest.raises(ValueError, match=r"users_and_plays\.json is damaged: expected JSON"):
-        load("shakespeare", tmp_path)
+        load("shakespeare", tmp_path, partial=True)
 
 
 def test_femnist_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def test_missing_data_is_one_sentence(name: str, tmp_path: Path) -> None:
     if name == "mnist-writers":
         make.mnist(tmp_path)
     with pytest.raises(MissingData) as caught:
-        load(name, tmp_path)
+        load(name, tmp_path, **({"partial": True} if "partial" in info(name).options else {}))
     text = str(caught.value)
     assert text.startswith(f"{name} was looked for in {tmp_path}")
     assert "fetch it with `" in text
@@ -39,11 +40,42 @@ def test_missing_data_is_one_sentence(name: str, tmp_path: Path) -> None:
     assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "missing"),
+    [
+        ("ag_news", {}, "16 of 120,000 training examples, 8 of 7,600 test examples"),
+        ("cifar100", {}, "6 of 50,000 images in train.bin, 3 of 10,000 images in test.bin"),
+        ("cinic10", {}, "20 of 90,000 images in train, 10 of 90,000 images in test"),
+        ("fashion-mnist", {}, "20 of 60,000 training examples, 10 of 10,000 test examples"),
+        ("imdb", {}, "4 of 25,000 training examples, 4 of 25,000 test examples"),
+        ("imdb", {"pool": True, "pool_train": 6}, "2 of 49,994 test examples"),
+        ("mnist", {}, "20 of 60,000 training examples, 10 of 10,000 test examples"),
+        ("mnist-writers", {}, "20 of 60,000 training examples, 10 of 10,000 test examples"),
+        ("shakespeare", {}, "3 of 1,129 roles, 1,508 of 4,226,158 windows"),
+        ("tiny-imagenet", {}, "3 of 200 classes, 9 of 100,000 training images, 3 of 10,000 validation images"),
+    ],
+)
+def test_a_part_of_a_data_set_is_only_taken_if_that_is_asked_for(
+    name: str, options: dict[str, Any], missing: str, tmp_path: Path
+) -> None:
+    places = {"mnist": tmp_path / "MNIST" / "raw", "fashion-mnist": tmp_path / "FashionMNIST" / "raw"}
+    made = name.removesuffix("-writers")
+    make_it = {"fashion-mnist": make.mnist}.get(made) or getattr(make, made.replace("-", "_"))
+    make_it(places.get(made, tmp_path))
+    np.savez(tmp_path / "mnist_writers.npz", writer_train=np.arange(20), writer_test=np.arange(10))
+    with pytest.raises(
+        ValueError, match=re.escape(f"{made} in {tmp_path} is incomplete: it has {missing}; ")
+    ) as caught:
+        load(name, tmp_path, **options)
+    assert f"`{info(made).fetch.format(data=tmp_path)}`" in str(caught.value)
+    load(name, tmp_path, partial=True, **options)
+
+
 def test_mistakes_name_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no data set is called 'fashion_mnist'; did you mean 'fashion-mnist'"):
         load("fashion_mnist", tmp_path)
     with pytest.raises(ValueError, match="imdb has no option 'lenght'; did you mean 'length'"):
-        load("imdb", tmp_path, lenght=3)
+        load("imdb", tmp_path, partial=True, lenght=3)
     with pytest.raises(ValueError, match="huggingface needs a name after a colon"):
         load("huggingface", tmp_path)
 
@@ -78,11 +110,11 @@ def test_where_data_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_recipe_can_choose_normalisation_and_augmentation(tmp_path: Path) -> None:
     make.cifar10(tmp_path)
-    data = load("cifar10", tmp_path, norm="flanc", crop=4, flip=True)
+    data = load("cifar10", tmp_path, partial=True, norm="flanc", crop=4, flip=True)
     assert (data.transform.crop, data.transform.flip) == (4, True)  # type: ignore[union-attr]
-    assert load("cifar10", tmp_path, norm="").norm == "cifar10"
+    assert load("cifar10", tmp_path, partial=True, norm="").norm == "cifar10"
     with pytest.raises(ValueError, match="no normalisation is called 'flank'; there are"):
-        load("cifar10", tmp_path, norm="flank")
+        load("cifar10", tmp_path, partial=True, norm="flank")
 
 
 def test_text_is_not_augmented(tmp_path: Path) -> None:
@@ -91,7 +123,7 @@ def test_text_is_not_augmented(tmp_path: Path) -> None:
     for part in ("train", "test"):
         (place / f"{part}.csv").write_text('"1","a","b"\n')
     with pytest.raises(ValueError, match="ag_news has no images of uint8"):
-        load("ag_news", tmp_path, crop=4)
+        load("ag_news", tmp_path, partial=True, crop=4)
 
 
 def tiny(folder: Path, size: int = 3) -> Dataset:

@@ -26,7 +26,7 @@ def imdb(folder: Path) -> None:
 
 def test_imdb_counts_words_and_pads_in_front(tmp_path: Path) -> None:
     imdb(tmp_path)
-    data = load("imdb", tmp_path, words=3, length=5)
+    data = load("imdb", tmp_path, partial=True, words=3, length=5)
     # film 4, bad 3, then a and good 2 each: the alphabet decides
     assert data.vocabulary == ("", "film", "bad", "a")
     assert data.kind == "binary"
@@ -38,23 +38,23 @@ def test_imdb_counts_words_and_pads_in_front(tmp_path: Path) -> None:
 
 def test_imdb_pooled(tmp_path: Path) -> None:
     imdb(tmp_path)
-    data = load("imdb", tmp_path, pool=True, pool_train=5)
+    data = load("imdb", tmp_path, partial=True, pool=True, pool_train=5)
     assert data.train[0].shape == (5, 500)
     assert sorted(data.train[1]) == [0, 0, 1, 1, 1]
     assert len(data.test[1]) == 2
-    again = load("imdb", tmp_path, pool=True, pool_train=5, pool_seed=1)
+    again = load("imdb", tmp_path, partial=True, pool=True, pool_train=5, pool_seed=1)
     assert not np.array_equal(np.asarray(again.train[0]), np.asarray(data.train[0]))
     with pytest.raises(ValueError, match="between 0 and the number of reviews, 7, got 37,500"):
-        load("imdb", tmp_path, pool=True)
+        load("imdb", tmp_path, partial=True, pool=True)
 
 
 def test_imdb_damages(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"aclImdb_v1\.tar\.gz"):
-        load("imdb", tmp_path)
+        load("imdb", tmp_path, partial=True)
     imdb(tmp_path)
     (tmp_path / "aclImdb" / "test" / "pos" / "0_7.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"0_7\.txt is damaged: expected UTF-8 text"):
-        load("imdb", tmp_path)
+        load("imdb", tmp_path, partial=True)
 
 
 def test_ag_news(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_ag_news(tmp_path: Path) -> None:
     place.mkdir()
     (place / "train.csv").write_text('"3","Oil up","Oil ""soars""\\today"\n"1","","oil, again"\n')
     (place / "test.csv").write_text('"4","Robots","oil oil oil oil oil"\n')
-    data = load("ag_news", tmp_path, vocabulary=4, length=4)
+    data = load("ag_news", tmp_path, partial=True, vocabulary=4, length=4)
     assert data.vocabulary == ("", "?", "oil", "again")
     np.testing.assert_array_equal(data.train[0], [[2, 1, 2, 1], [2, 3, 0, 0]])
     np.testing.assert_array_equal(data.train[1], [2, 0])
@@ -71,4 +71,4 @@ def test_ag_news(tmp_path: Path) -> None:
     for bad in ('"5","a","b"\n', '"1","a"\n', '"x","a","b"\n', '"1","a","b'):
         (place / "test.csv").write_text('"4","fine","text"\n' + bad)
         with pytest.raises(ValueError, match=r"test\.csv is damaged"):
-            load("ag_news", tmp_path)
+            load("ag_news", tmp_path, partial=True)

@@ -49,6 +49,24 @@ def some_digits(part: int, of: int) -> Dataset:
     )
 
 
+def spoilt_digits(label: int) -> Dataset:
+    """A device's own pictures, one of them with a wrong label."""
+    made = some_digits(0, 5)
+    made.train[1][7] = label
+    return made
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(-1, "must not be negative, got -1"), (10, "must be less than 10, .*, got 10")]
+)
+def test_a_node_refuses_targets_that_do_not_fit(label: int, message: str, tmp_path: Path) -> None:
+    config = {"data": "tests.runs.flower.test_node:spoilt_digits", "data-options": json.dumps({"label": label})}
+    chosen = recipe("fedavg", partition={"train_share": 1.0})
+    node = ClientNode(Deployment(tmp_path, chosen).config["recipe"], True, 3600.0, {"client": 3, **config})
+    with pytest.raises(ValueError, match=rf"{message} in row 7 of the training data$"):
+        node.hello()
+
+
 def test_nodes_with_data_of_their_own(tmp_path: Path) -> None:
     configs: list[dict[str, Any]] = [
         {

@@ -79,11 +79,13 @@ def _write(
     try:
         build(draft)
         (draft.folder / "facts.json").write_text(json.dumps(draft.facts))
-        if _read(target) is None:
-            # Remove what cannot be read. Another process may have written the same cache meanwhile.
-            shutil.rmtree(target, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                draft.folder.rename(target)
+        try:
+            draft.folder.rename(target)
+        except OSError:  # something has that name: the same cache, written by another process, or one that is damaged
+            if _read(target) is None:
+                shutil.rmtree(target, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    draft.folder.rename(target)
     finally:
         shutil.rmtree(draft.folder, ignore_errors=True)
     return _read(target)

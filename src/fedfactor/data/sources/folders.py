@@ -13,7 +13,7 @@ from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, optional, read_lines
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing
+from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
@@ -50,8 +50,11 @@ def folder(folder: Path, path: str = "", size: int = 0, channels: int = 3) -> Da
     fetch="mkdir -p {data} && cd {data} && curl -LO http://cs231n.stanford.edu/tiny-imagenet-200.zip && "
     "unzip -q tiny-imagenet-200.zip",
 )
-def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
-    """Tiny-ImageNet: 64 x 64 colour images of 200 classes, 100,000 for training and 10,000 (validation) for testing."""
+def tiny_imagenet(folder: Path, size: int = 0, partial: bool = False) -> Dataset:
+    """Tiny-ImageNet: 64 x 64 colour images of 200 classes, 100,000 for training and 10,000 (validation) for testing.
+
+    `partial` accepts fewer classes or images.
+    """
     places = [folder / "tiny-imagenet-200", folder / "tiny-imagenet"]
     place = first(places)
     if place is None:
@@ -75,6 +78,8 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
             raise ValueError(f"{notes} is damaged: expected a file, a tab and a class in each line, got {line!r}")
         if wnid in label_of:
             test.append((place / "val" / "images" / file, label_of[wnid]))
+    found = {"classes": (len(classes), 200), "training images": (len(train), 100_000)}
+    check_whole("tiny-imagenet", folder, {**found, "validation images": (len(test), 10_000)}, partial)
     named = _words(place, classes)
     files = {"train": train, "test": test}
     return _dataset("tiny-imagenet", folder, files, classes, size=size, names=named, norm="tiny-imagenet", also=[notes])
@@ -86,10 +91,10 @@ def tiny_imagenet(folder: Path, size: int = 0) -> Dataset:
     fetch="mkdir -p {data}/CINIC-10 && curl -L "
     "https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz | tar -xz -C {data}/CINIC-10",
 )
-def cinic10(folder: Path, with_valid: bool = False) -> Dataset:
+def cinic10(folder: Path, with_valid: bool = False, partial: bool = False) -> Dataset:
     """CINIC-10: 32 x 32 colour images of 10 classes, 90,000 each in train, valid and test.
 
-    `with_valid` adds its validation set to the training set.
+    `with_valid` adds its validation set to the training set. `partial` accepts fewer images than there should be.
     """
     places = [folder / "CINIC-10", folder / "cinic-10", folder / "cinic10"]
     place = first(places)
@@ -100,8 +105,12 @@ def cinic10(folder: Path, with_valid: bool = False) -> Dataset:
         if not (place / part).is_dir():
             raise ValueError(f"{place} is incomplete: expected a folder {part}")
     classes = _class_folders(place / "train")
-    train = [entry for part in parts[:-1] for entry in _listed(place / part, classes)]
-    files = {"train": train, "test": _listed(place / "test", classes)}
+    listed = {part: _listed(place / part, classes) for part in parts}
+    check_whole(
+        "cinic10", folder, {f"images in {part}": (len(found), 90_000) for part, found in listed.items()}, partial
+    )
+    train = [entry for part in parts[:-1] for entry in listed[part]]
+    files = {"train": train, "test": listed["test"]}
     return _dataset("cinic10", folder, files, classes, norm="cinic10")
 
 

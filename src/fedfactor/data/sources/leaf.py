@@ -14,7 +14,7 @@ from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_text
 from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing
+from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
@@ -28,11 +28,13 @@ SPACES = re.compile("   *")
 
 
 @register("data", "shakespeare", fetch=CLONE + "shakespeare && ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8")
-def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: int = 0) -> Dataset:
+def shakespeare(
+    folder: Path, roles: int = 0, min_examples: int = 2, role_seed: int = 0, partial: bool = False
+) -> Dataset:
     """Shakespeare by role: predict the character after 80 others. 1,129 roles, four million windows, no test set.
 
     As in LEAF, the lines of a role are joined by spaces. `roles` chooses this many roles at random, among those with at
-    least `min_examples` windows.
+    least `min_examples` windows. `partial` accepts fewer windows than there should be.
     """
     for option, value in (("roles", roles), ("min_examples", min_examples)):
         check_number(option, value, 0, whole=True)
@@ -56,6 +58,10 @@ def shakespeare(folder: Path, roles: int = 0, min_examples: int = 2, role_seed: 
         draft.facts["roles"] = [path.stem for path in chosen]
 
     arrays, facts = cached(folder, "shakespeare", [*paths, *([plays] if known is not None else [])], {}, build)
+    windows = int((arrays["owner"] >= 0).sum())
+    check_whole(
+        "shakespeare", folder, {"roles": (len(facts["roles"]), 1_129), "windows": (windows, 4_226_158)}, partial
+    )
     # Windows overlap, so only the text is stored: a row is a view of 80 characters.
     inputs = np.lib.stride_tricks.sliding_window_view(arrays["text"][:-1], WINDOW, writeable=True)
     owner, names = _some_roles(arrays["owner"], tuple(facts["roles"]), roles, min_examples, role_seed)

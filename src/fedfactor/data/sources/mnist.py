@@ -9,7 +9,7 @@ import numpy as np
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_idx
-from fedfactor.data.sources.registry import missing
+from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -26,9 +26,10 @@ FETCH = (
     "mnist",
     fetch=FETCH.replace("FOLDER", "MNIST").replace("URL", "https://ossci-datasets.s3.amazonaws.com/mnist"),
 )
-def mnist(folder: Path) -> Dataset:
-    """MNIST: 28 x 28 handwritten digits, 60,000 for training and 10,000 for testing."""
-    return _idx("mnist", folder, [folder / "MNIST" / "raw", folder / "mnist", folder], tuple("0123456789"))
+def mnist(folder: Path, partial: bool = False) -> Dataset:
+    """MNIST: 28 x 28 handwritten digits, 60,000 for training and 10,000 for testing; `partial` accepts fewer."""
+    places = [folder / "MNIST" / "raw", folder / "mnist", folder]
+    return _idx("mnist", folder, places, tuple("0123456789"), partial)
 
 
 @register(
@@ -39,13 +40,13 @@ def mnist(folder: Path) -> Dataset:
         "URL", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
     ),
 )
-def fashion_mnist(folder: Path) -> Dataset:
-    """Fashion-MNIST: 28 x 28 images of clothes, 60,000 for training and 10,000 for testing."""
+def fashion_mnist(folder: Path, partial: bool = False) -> Dataset:
+    """Fashion-MNIST: 28 x 28 images of clothes, 60,000 for training and 10,000 for testing; `partial` accepts fewer."""
     # The files have the same names as MNIST's, so they are searched in the data folder itself only without MNIST.
     places = [folder / "FashionMNIST" / "raw", folder / "fashion-mnist", DEBIAN]
     if not (folder / "MNIST").exists():
         places.append(folder)
-    return _idx("fashion-mnist", folder, places, FASHION)
+    return _idx("fashion-mnist", folder, places, FASHION, partial)
 
 
 @register(
@@ -54,9 +55,12 @@ def fashion_mnist(folder: Path) -> Dataset:
     fetch="cd {data} && for f in train test; do curl -LO "
     "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-$f-labels.idx2-int.gz; done",
 )
-def mnist_writers(folder: Path) -> Dataset:
-    """MNIST with its writers as natural owners: 539 in the training set, others in the test set."""
-    plain = mnist(folder)
+def mnist_writers(folder: Path, partial: bool = False) -> Dataset:
+    """MNIST with its writers as natural owners: 539 in the training set, others in the test set.
+
+    `partial` accepts files that have fewer images.
+    """
+    plain = mnist(folder, partial)
     writers, path = _writers(folder)
     for ids, examples in zip(writers, (plain.train, plain.test), strict=True):
         if len(ids) != len(examples[1]):
@@ -101,7 +105,7 @@ def _writers(folder: Path) -> tuple[tuple[Labels, Labels], Path]:
     return (found[0], found[1]), path
 
 
-def _idx(name: str, folder: Path, places: list[Path], classes: tuple[str, ...]) -> Dataset:
+def _idx(name: str, folder: Path, places: list[Path], classes: tuple[str, ...], partial: bool) -> Dataset:
     paths = next((found for place in places if (found := _all_four(place))), None)
     if paths is None:
         raise missing(name, folder, places)
@@ -117,12 +121,21 @@ def _idx(name: str, folder: Path, places: list[Path], classes: tuple[str, ...]) 
             draft.put(f"{part}_y", labels.astype(np.int64))
 
     arrays, _ = cached(folder, name, files, {}, build)
+    check_whole(name, folder, sizes(arrays, 60_000, 10_000), partial)
     return Dataset(name, pair(arrays, "train"), pair(arrays, "test"), classes, norm=name)
 
 
 def pair(arrays: dict[str, Array], part: str) -> tuple[Array, Labels]:
     """Return inputs and targets of a part (train or test) of cached arrays."""
     return arrays[f"{part}_x"], arrays[f"{part}_y"]
+
+
+def sizes(arrays: dict[str, Array], train: int, test: int) -> dict[str, tuple[int, int]]:
+    """Return how many examples cached arrays have, beside how many they should have."""
+    return {
+        "training examples": (len(arrays["train_y"]), train),
+        "test examples": (len(arrays["test_y"]), test),
+    }
 
 
 def _all_four(place: Path) -> list[Path] | None:

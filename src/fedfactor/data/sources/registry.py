@@ -173,6 +173,20 @@ def user_folder() -> Path:
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "fedfactor" / "data"
 
 
+def check_whole(name: str, folder: Path, found: Mapping[str, tuple[int, int]], partial: bool) -> None:
+    """Raise ValueError if a data set has not the size that its authors gave it, unless `partial` accepts that.
+
+    `found` maps what is counted to how many there are and how many there should be.
+    """
+    wrong = [f"{here:,} of {whole:,} {what}" for what, (here, whole) in found.items() if here != whole]
+    if wrong and not partial:
+        fetch = info(name).fetch.format(data=folder)
+        raise ValueError(
+            f"{name} in {folder} is incomplete: it has {', '.join(wrong)}; fetch it again with `{fetch}`, or set "
+            "data.partial = true (in Python partial=True) to use what is there"
+        )
+
+
 def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
     """Return the error for a data set whose files were found in none of the places."""
     places = " or ".join(str(place) for place in looked)

@@ -14,8 +14,8 @@ from fedfactor.checks import check_number
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, read_lines, read_text
-from fedfactor.data.sources.mnist import pair
-from fedfactor.data.sources.registry import missing
+from fedfactor.data.sources.mnist import pair, sizes
+from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 
@@ -39,13 +39,14 @@ def imdb(
     pool: bool = False,
     pool_train: int = 37_500,
     pool_seed: int = 0,
+    partial: bool = False,
 ) -> Dataset:
     """IMDB's film reviews, negative or positive: 25,000 for training and 25,000 for testing, or pooled and split again.
 
     Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
     of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
     `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
-    official 25,000.
+    official 25,000. `partial` accepts fewer reviews than there should be.
     """
     for option, value in (("words", words), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -74,6 +75,8 @@ def imdb(
 
     options = {"words": words, "length": length, "pool": [pool_train, pool_seed] if pool else None}
     arrays, facts = cached(folder, "imdb", [path for _, _, path in kinds], options, build)
+    train = pool_train if pool else 25_000
+    check_whole("imdb", folder, sizes(arrays, train, 50_000 - train), partial)
     return Dataset(
         "imdb",
         pair(arrays, "train"),
@@ -89,11 +92,11 @@ def imdb(
     "ag_news",
     fetch="mkdir -p {data} && curl -L https://s3.amazonaws.com/fast-ai-nlp/ag_news_csv.tgz | tar -xz -C {data}",
 )
-def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64) -> Dataset:
+def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64, partial: bool = False) -> Dataset:
     """AG News: titles and first sentences of four kinds of news, 120,000 for training and 7,600 for testing.
 
     Id 0 is the padding after short texts, id 1 any unknown word. The others are the most frequent words of the training
-    set.
+    set. `partial` accepts fewer texts than there should be.
     """
     for option, value in (("vocabulary", vocabulary), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -119,6 +122,7 @@ def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64) -> Dataset
 
     options = {"vocabulary": vocabulary, "length": length, "classes": len(classes)}
     arrays, facts = cached(folder, "ag_news", paths.values(), options, build)
+    check_whole("ag_news", folder, sizes(arrays, 120_000, 7_600), partial)
     train, test = pair(arrays, "train"), pair(arrays, "test")
     return Dataset("ag_news", train, test, classes, vocabulary=tuple(facts["vocabulary"]))
 

@@ -81,6 +81,7 @@ def setup_on_node(text: str, own: bool, device: str, **config: str) -> tuple[Set
         task, facts = task_of(recipe, config["data_dir"] or None)
     setup = setup_of(recipe, task)
     setup.bind(recipe.capacities.levels)
+    setup.task.check_outputs(setup.network(recipe.capacities.levels[-1]))  # the smallest: this may be a weak device
     return setup, facts
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedfactor.runs.tasks import Facts
 from fedfactor.server.dispatch import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
+from fedfactor.task import like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,8 +178,12 @@ def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
     network = setup.network(capacity).train()
     first = next(iter(network.parameters()))
     example = setup.task.data.transform.test(inputs)
-    spent = cost.measure(network, example.to(first.dtype) if example.is_floating_point() else example)
-    return 4 * spent.parameters * first.element_size() + spent.activation_bytes
+    weights = 4 * sum(p.numel() for p in network.parameters()) * first.element_size()
+    try:
+        return weights + cost.measure(network, like(example, first)).activation_bytes
+    except cost.Uncountable as error:
+        warnings.warn(f"{error}. The memory of activations is not known and left out", stacklevel=2)
+        return weights
 
 
 def free_bytes(device: torch.device) -> float:

@@ -142,13 +142,10 @@ def _common_facts(claims: Mapping[int, Claim]) -> Facts:
 
 
 def _described(recipe: Recipe, roster: Roster) -> tuple[Task, Facts]:
-    """Build the task from the nodes' description of their data, with one example of zeros per client."""
+    """Build the task from the nodes' description of their data."""
     facts: dict[str, Any] = {**roster.start["facts"], "clients": roster.population}
     example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-    inputs = example.expand(roster.population, *example.shape)  # all share the memory of one
-    parts = [torch.tensor([client]) for client in range(roster.population)]
-    data = FederatedData((inputs, torch.zeros(roster.population, dtype=torch.int64)), parts)
-    return task_with(recipe, data, facts), facts
+    return task_with(recipe, FederatedData.without_examples(roster.population, example), facts), facts
 
 
 def _tell(event: dict[str, Any]) -> None:
