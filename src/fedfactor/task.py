@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,9 @@ from fedfactor.profile import timed
 Build = Callable[..., nn.Module]
 """Builds the task's model at a share of its full width."""
 
+
+BatchSums = tuple[int, float, int]
+"""Right answers, sum of the loss, and number of targets of a batch."""
 
 EVALUATION_BATCH = 100
 """Examples per batch in evaluations unless a run sets it. On one CPU core, CIFAR's networks (VGG16, ResNet-8 and -18)
@@ -159,21 +162,30 @@ class Task:
             return (((outputs > 0) == (targets > 0)) & ~outputs.isnan()).sum()
         return ((outputs.argmax(1) == targets) & ~outputs.isnan().any(1)).sum()
 
-    @timed("evaluating")
     def evaluate(self, model: nn.Module, examples: Examples) -> dict[str, float]:
         """Measure accuracy and loss (language: perplexity too) of a model as it is deployed.
 
         An answer of NaN is wrong. A loss that is not finite is left out.
         """
-        right, loss, count = 0, 0.0, examples[1].numel()
-        if not count:
-            raise ValueError("there are no examples to measure on")
+        return self.scores(self.batch_sums(model, examples))
+
+    @timed("evaluating")
+    def batch_sums(self, model: nn.Module, examples: Examples) -> list[BatchSums]:
+        """Return right answers, summed loss and targets of each batch of an evaluation."""
+        found = []
         with torch.inference_mode():
             for x, y in zip(*(torch.split(part, self.evaluation_batch) for part in examples), strict=True):
                 outputs = self._answers(model, x)
                 targets = y.to(outputs.device)
-                right += int(self.correct(outputs, targets))
-                loss += float(self.loss(outputs, targets)) * y.numel()
+                loss = float(self.loss(outputs, targets)) * y.numel()
+                found.append((int(self.correct(outputs, targets)), loss, y.numel()))
+        return found
+
+    def scores(self, sums: Sequence[BatchSums]) -> dict[str, float]:
+        """Return accuracy and loss (language: perplexity too), given the sums of all batches."""
+        right, loss, count = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0.0, 0)
+        if not count:
+            raise ValueError("there are no examples to measure on")
         scores = {"accuracy": right / count, "loss": loss / count, "examples": float(count)}
         if self.kind == "language":
             scores["perplexity"] = math.exp(min(loss / count, 700.0))

@@ -19,8 +19,10 @@ import torch
 from fedfactor.engines import Done, Job, Pool
 from fedfactor.engines.pool import PreparedJob, SharedBuffer, WorkerStartError, shared_file
 from fedfactor.methods import HeteroFL
+from fedfactor.protocol.message import decode
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
+from fedfactor.server.measure import measure_global
 from tests.helpers.tiny import Tiny, data, run
 
 
@@ -37,6 +39,37 @@ def test_states_of_all_kinds_come_and_go() -> None:
     settings = {"optimizer": "scaffold", "codec": "topk", "rounds": 3, "cohort": 5}
     with Pool(2) as pool:
         assert run("pfedpara", engine=pool, **settings).summary == run("pfedpara", **settings).summary
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fjord", "prism", "flanc", "pufferfish"])
+def test_workers_measure_the_servers_model_as_one_process_does(method: str) -> None:
+    """Accuracy and loss to the bit, at each capacity, with the statistics of norms that were estimated."""
+    asked: list[str] = []
+
+    class Watching(Pool):
+        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+            def noted() -> Iterator[Job]:
+                for job in jobs:
+                    asked.append(decode(job.message).kind)
+                    yield job
+
+            return super().run(setup, noted())
+
+    settings = {"capacities": {1.0: 0.5, 0.5: 0.5}, "evaluate_clients": "none"}
+    expected = run(method, **settings).history
+    with Watching(2) as pool:
+        found = run(method, engine=pool, **settings).history
+    assert [event.get("global") for event in found] == [event.get("global") for event in expected]
+    assert asked.count("measure") == 2 * 4 * len(expected[-1]["global"])  # two rounds, 360 examples in batches of 100
+
+
+def test_a_worker_that_cannot_measure_stops_the_run_with_the_reason() -> None:
+    with Pool(1) as pool:
+        result = run(engine=pool, rounds=1)
+        broken = result.federation.setup.network(1.0)
+        broken.register_buffer("unknown", torch.zeros(1))
+        with pytest.raises(RuntimeError, match=r"round 3: the server's model could not be measured: .*unknown"):
+            measure_global(pool, result.federation.setup, 3, {1.0: broken})
 
 
 def test_jobs_are_made_when_they_are_needed() -> None:
@@ -57,7 +90,7 @@ def test_jobs_are_made_when_they_are_needed() -> None:
 
     with Watching(2) as pool:
         run(engine=pool, rounds=1, cohort=6, evaluate_clients="none")
-    assert done == made == [6]
+    assert done == made == [6 + 4]  # four parts of the central test set
 
 
 def test_shared_buffers_grow_and_are_read_in_place() -> None:
@@ -199,7 +232,9 @@ def test_a_task_that_workers_cannot_read_is_named_at_once() -> None:
         run(model=lambda: (lock, Tiny())[1], engine=pool)
 
 
-def test_large_data_are_mapped_and_models_built_once_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_large_data_are_mapped_and_workers_build_a_model_to_train_and_one_to_measure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     built = tmp_path / "built"
 
     def build() -> Tiny:
@@ -212,7 +247,7 @@ def test_large_data_are_mapped_and_models_built_once_a_worker(monkeypatch: pytes
         run(model=build, engine=pool, rounds=3, capacities={1.0: 1.0})
         assert len(pool._payload) < data().train[0].numel()  # whose entries take four bytes each
     workers = [pid for pid in built.read_text().split() if pid != str(os.getpid())]
-    assert 1 <= len(workers) == len(set(workers)) <= 2
+    assert 1 <= len(set(workers)) <= 2 and len(workers) == 2 * len(set(workers)), "once to train, once to measure"
 
 
 def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:

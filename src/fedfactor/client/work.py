@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedfactor.client.descent import Descent
 from fedfactor.data.clients import Examples
-from fedfactor.nn.norms import watched_norms, with_statistics
-from fedfactor.nn.state import tensors_of
+from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
+from fedfactor.nn.state import fill, tensors_of
 from fedfactor.profile import timed
 from fedfactor.protocol.coding import code_up, decode_down, decode_up, prefixed, sections
 from fedfactor.protocol.context import Context
@@ -41,7 +41,9 @@ def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | 
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
             return _calibrate(setup, message, kept), None
-    raise ValueError(f"unknown kind of job {message.kind!r}, expected train, evaluate or calibrate")
+        if message.kind == "measure":
+            return _measure(setup, message), None
+    raise ValueError(f"unknown kind of job {message.kind!r}, expected train, evaluate, calibrate or measure")
 
 
 def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
@@ -174,6 +176,21 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
     samples = len(setup.task.data.train_of[fields["client"]])
     return encode(Message("calibrated", {**fields, "samples": samples}, _statistics(setup, network, message)))
+
+
+def _measure(setup: Setup, message: Message) -> Bytes:
+    """Evaluate the server's model on a part of the central test set, for a server that shares its workers."""
+    (first, last), tensors = message.fields["rows"], _on(setup.training.torch_device, message.tensors)
+    plain, central = setup.plain(message.fields["capacity"]), setup.task.data.central
+    assert central is not None
+    statistics = {
+        name: torch.stack([tensors[f"{name}.running_mean"], tensors[f"{name}.running_var"]])
+        for name, norm in batch_norms(plain).items()
+        if norm.running_mean is None and f"{name}.running_mean" in tensors
+    }
+    fill(with_statistics(plain, statistics), tensors)
+    sums = setup.task.batch_sums(plain, (central[0][first:last], central[1][first:last]))
+    return encode(Message("measured", {"client": message.fields["client"], "sums": sums}))
 
 
 def _statistics(setup: Setup, network: nn.Module, message: Message) -> Tensors:

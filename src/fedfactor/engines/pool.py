@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -147,6 +147,7 @@ class Worker:
 class Pool:
     """Engine that runs jobs in worker processes, which live until `close`."""
 
+    shares_memory: ClassVar[bool] = True
     workers: int = 0
     """Number of workers; 0 means one per core."""
     _workers: list[Worker] = field(default_factory=list)

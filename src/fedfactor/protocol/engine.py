@@ -34,7 +34,11 @@ class Done:
 
 
 class Engine(Protocol):
-    """Runs jobs in any order; the federation aggregates the results in the order of the cohort."""
+    """Runs jobs in any order; the federation aggregates the results in the order of the cohort.
+
+    An engine whose attribute `shares_memory` is true has workers on this machine with all data: they also measure the
+    server's model.
+    """
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result per job."""

@@ -31,6 +31,7 @@ class Setup:
     training: Training
     _forms: list[Setup] = field(default_factory=list)
     _networks: dict[float, nn.Module] = field(default_factory=dict)
+    _plain: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
 
@@ -63,6 +64,14 @@ class Setup:
             private = self.method.private_names(built)
             self._kept[capacity] = {name: t.clone() for name, t in tensors_of(built).items() if name in private}
         return self._networks[capacity]
+
+    def plain(self, capacity: float) -> nn.Module:
+        """Return the server's model at a capacity as a plain module with initial values: one object, like `network`."""
+        if capacity not in self._plain:
+            fresh = Setup(self.task, self.method, self.optimizer, self.codec, self.training)
+            start = self.method.start(fresh.network)
+            self._plain[capacity] = self.method.deploy(start, fresh.network(capacity), capacity, {})
+        return self._plain[capacity]
 
     @property
     def has_global_model(self) -> bool:

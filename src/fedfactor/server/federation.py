@@ -31,7 +31,7 @@ from fedfactor.server.calibrate import Calibration
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
 from fedfactor.server.dispatch import Dispatch, Failure
-from fedfactor.server.measure import measure_all, measure_selected, protocol
+from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
 from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
 
@@ -237,10 +237,9 @@ class Federation:
         calibration = Calibration(self.dispatch, server, self._clients_to_measure(), store)
         central, bad = setup.task.data.central, 0
         if central is not None and self.setup.has_global_model:
-            figures["global"] = {
-                f"{level:g}": setup.task.evaluate(deploy_global(self.setup, server, level, calibration), central)
-                for level in setup.method.served(self.capacities.levels)
-            }
+            levels = setup.method.served(self.capacities.levels)
+            models = {level: deploy_global(self.setup, server, level, calibration) for level in levels}
+            figures["global"] = measure_global(self.engine, self.setup, server.round, models)
             if setup.method.traits.calibrates:
                 figures["bytes_calibration"] = calibration.moved
         if server.untrained:

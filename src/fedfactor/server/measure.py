@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
+from fedfactor.nn.state import tensors_of
+from fedfactor.protocol.engine import Engine, Job
+from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.protocol.settings import Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
 from fedfactor.server.dispatch import Dispatch
 from fedfactor.server.events import spread
 from fedfactor.server.state import Server
+from fedfactor.task import BatchSums
 
 
 def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
@@ -45,6 +52,40 @@ def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
         "dense_bytes": "bytes of the dense model's messages, down and up: what plain FedAvg needs per client and round",
         "weights": "uniform" if setup.optimizer.uniform else traits.weighting,
     }
+
+
+def measure_global(engine: Engine, setup: Setup, round: int, models: Mapping[float, nn.Module]) -> dict[str, Any]:
+    """Evaluate the server's models of several capacities on the central test set.
+
+    Engines that share this machine's memory evaluate parts of whole batches in their workers. The sums of the batches
+    are added in order, so the figures are those of one process.
+    """
+    task, central = setup.task, setup.task.data.central
+    assert central is not None
+    batches = -(-len(central[1]) // task.evaluation_batch)
+    if not getattr(engine, "shares_memory", False) or batches < 2:
+        return {f"{level:g}": task.evaluate(model, central) for level, model in models.items()}
+    rows = -(-batches // MOST_PARTS) * task.evaluation_batch
+    parts = [(level, first) for level in models for first in range(0, len(central[1]), rows)]
+
+    def jobs() -> Iterator[Job]:
+        for number, (level, first) in enumerate(parts):
+            fields = {"client": number, "round": round, "capacity": level, "rows": [first, first + rows]}
+            yield Job(number, encode(Message("measure", fields, tensors_of(models[level]))), None)
+
+    found: dict[int, list[BatchSums]] = {}
+    for done in engine.run(setup, jobs()):
+        if done.reply is None:
+            raise RuntimeError(f"round {round}: the server's model could not be measured: {done.failure}")
+        found[done.client] = [(right, loss, count) for right, loss, count in decode(done.reply).fields["sums"]]
+    sums: dict[float, list[BatchSums]] = {level: [] for level in models}
+    for number, (level, _) in enumerate(parts):
+        sums[level] += found[number]
+    return {f"{level:g}": task.scores(each) for level, each in sums.items()}
+
+
+MOST_PARTS = 16
+"""Most parts into which the central test set is divided: a worker gets the whole model with each part."""
 
 
 def measure_selected(reports: list[dict[str, Any]]) -> dict[str, Any]:
