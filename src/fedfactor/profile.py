@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from fedfactor.files import write_text
+
 Name = Literal["training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest"]
 NAMES: tuple[Name, ...] = (
     "training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest",
@@ -112,7 +114,7 @@ class Recorder:
                 place = {"pid": 0, "tid": number, "ts": 1e6 * (start - self.start), "dur": 1e6 * seconds}
                 events.append({"ph": "X", "name": what, "cat": "fedfactor", **place})
         dropped = sum(track.dropped for track in tracks.values())
-        Path(path).write_text(json.dumps({"traceEvents": events, "otherData": {"spans left out": dropped}}))
+        write_text(Path(path), json.dumps({"traceEvents": events, "otherData": {"spans left out": dropped}}))
 
 
 _recorder: Recorder | None = None

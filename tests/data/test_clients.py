@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import fedfactor
+from fedfactor.data import clients
 from fedfactor.data.clients import FederatedData, Virtual
-from tests.helpers.tiny import data, run
+from tests.helpers.tiny import data, lasting, run
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,8 @@ def test_a_virtual_population_is_the_list_it_stands_for() -> None:
     assert real.test_of is not None
     tests = Virtual(6, lambda client: torch.arange(20) + 20 * client)
     same = FederatedData(real.train, virtual, real.central, tests)
-    assert same.fingerprint == real.fingerprint
-    assert run(data=same, evaluate_clients="all").summary == run(data=real, evaluate_clients="all").summary
+    assert same.fingerprint == real.fingerprint and same.inputs_fingerprint == real.inputs_fingerprint
+    assert lasting(run(data=same, evaluate_clients="all")) == lasting(run(data=real, evaluate_clients="all"))
 
 
 def test_a_million_clients_cost_what_ten_do() -> None:
@@ -74,3 +75,41 @@ def test_a_few_clients_of_a_virtual_population_are_checked(positions: object, me
         FederatedData(examples, Virtual(0, positions))  # type: ignore[arg-type]
     with pytest.raises(IndexError, match="no client 7 in a population of 5"):
         Virtual(5, lambda client: torch.arange(3))[7]
+
+
+def fingerprint(inputs: torch.Tensor) -> str:
+    parts = [torch.arange(len(inputs))]
+    return FederatedData((inputs, torch.zeros(len(inputs), dtype=torch.int64)), parts).inputs_fingerprint
+
+
+def test_every_input_counts() -> None:
+    inputs = torch.randn(600, 3)
+    whole = fingerprint(inputs)
+    assert fingerprint(inputs.clone()) == whole == fingerprint(inputs.t().contiguous().t())
+    for row in (0, 299, 599):
+        other = inputs.clone()
+        other[row, 1] += 1e-6
+        assert fingerprint(other) != whole
+    assert (
+        len({whole, fingerprint(inputs.double()), fingerprint(inputs.view(600, 3, 1)), fingerprint(inputs[:599])}) == 4
+    )
+
+
+def test_large_inputs_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "HASHED_BYTES", 100 * 12)
+    inputs = torch.randn(600, 3)
+    whole, other = fingerprint(inputs), inputs.clone()
+    other[torch.arange(600) % 6 != 0] += 1
+    assert fingerprint(other) == whole, "every sixth row is hashed"
+    other[594] += 1
+    assert fingerprint(other) != whole and fingerprint(inputs + 1) != whole
+
+
+def test_inputs_that_share_the_memory_of_one_row_are_not_copied() -> None:
+    rows = torch.zeros(3, 224, 224).expand(400, 3, 224, 224)
+    assert fingerprint(rows) == fingerprint(rows)
+
+
+def test_inputs_of_any_type() -> None:
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.complex64):
+        fingerprint(torch.ones(5, dtype=dtype))

@@ -23,22 +23,22 @@ from fedfactor.protocol.message import decode
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import entries
 from fedfactor.server.measure import measure_global
-from tests.helpers.tiny import Tiny, data, run
+from tests.helpers.tiny import Tiny, data, lasting, run
 
 
 @pytest.mark.parametrize("method", list(entries("methods")))
 def test_same_bits_as_inline_for_any_number_of_workers(method: str) -> None:
     settings = {"data": data(even=False), "evaluate_clients": "all", "cohort": 5}
-    expected = run(method, **settings).summary
+    expected = lasting(run(method, **settings))
     for workers in (1, 2, 4):
         with Pool(workers) as pool:
-            assert run(method, engine=pool, **settings).summary == expected, f"{workers} workers"
+            assert lasting(run(method, engine=pool, **settings)) == expected, f"{workers} workers"
 
 
 def test_states_of_all_kinds_come_and_go() -> None:
     settings = {"optimizer": "scaffold", "codec": "topk", "rounds": 3, "cohort": 5}
     with Pool(2) as pool:
-        assert run("pfedpara", engine=pool, **settings).summary == run("pfedpara", **settings).summary
+        assert lasting(run("pfedpara", engine=pool, **settings)) == lasting(run("pfedpara", **settings))
 
 
 @pytest.mark.parametrize("method", ["heterofl", "fjord", "prism", "flanc", "pufferfish"])
@@ -132,7 +132,7 @@ class Deadly(Tiny):
 def test_a_dead_worker_is_replaced_and_its_job_retried(deaths: int, failures: int, tmp_path: Path) -> None:
     path = tmp_path / "deaths"
     path.write_text("")
-    whole = run(model=lambda: Deadly(path), rounds=1, capacities={1.0: 1.0}).summary
+    whole = lasting(run(model=lambda: Deadly(path), rounds=1, capacities={1.0: 1.0}))
     path.write_text("\n".join(["x"] * deaths))
     with Pool(1) as pool:
         result = run(model=lambda: Deadly(path), engine=pool, rounds=1, capacities={1.0: 1.0})
@@ -140,12 +140,12 @@ def test_a_dead_worker_is_replaced_and_its_job_retried(deaths: int, failures: in
     if failures:
         assert "killed 3 worker processes" in result.history[-1]["failures"][0]["reason"]
     else:
-        assert result.summary == whole
+        assert lasting(result) == whole
 
 
 def test_workers_killed_at_random_cost_nothing_but_time() -> None:
     settings = {"rounds": 24, "cohort": 6, "epochs": 4, "evaluate_clients": "none"}
-    expected = run("pfedpara", **settings).summary
+    expected = lasting(run("pfedpara", **settings))
     stop, killed = threading.Event(), []
 
     with Pool(2) as pool:
@@ -166,7 +166,7 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         try:
-            found = run("pfedpara", engine=pool, **settings).summary
+            found = lasting(run("pfedpara", engine=pool, **settings))
         finally:
             stop.set()
             killer.join()
@@ -251,7 +251,7 @@ def test_large_data_are_mapped_and_workers_build_a_model_to_train_and_one_to_mea
 
 
 def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
-    expected = run(rounds=3).summary
+    expected = lasting(run(rounds=3))
 
     def kill(event: dict[str, Any]) -> None:
         for worker in pool._workers:
@@ -260,4 +260,4 @@ def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
 
     with Pool(2) as pool:
         found = run(engine=pool, rounds=3, on_event=kill)
-        assert found.summary == expected and found.summary["totals"]["failures"] == 0
+        assert lasting(found) == expected and found.summary["totals"]["failures"] == 0

@@ -20,7 +20,7 @@ from fedfactor.engines import Done, Inline, Job
 from fedfactor.engines.flower.control import RunProgress
 from fedfactor.engines.flower.programs import environment
 from fedfactor.protocol.setup import Setup
-from fedfactor.runs.execute import run, summary_of
+from fedfactor.runs.execute import run
 from fedfactor.runs.flower.local import Deployment
 from fedfactor.runs.recipe import Recipe, resolve
 
@@ -45,7 +45,7 @@ def recipe(method: str = "fedpara", rounds: int = 2, clients: int = 4, **tables:
 
 def inline(one: Recipe, without: Collection[int] = ()) -> dict[str, Any]:
     """Return the summary of the same run in this process, some clients never answering."""
-    return summary_of(run(one, engine=Missing(frozenset(without))))
+    return run(one, engine=Missing(frozenset(without))).summary
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,11 @@ def ending_at(point: str) -> None:
         end("before")
         commit(*arguments)
 
-    def replace_and_end(*paths):  # type: ignore[no-untyped-def]
-        end("states")
-        replace(*paths)
-        end("pointer")
+    def replace_and_end(path, target):  # type: ignore[no-untyped-def]
+        pointer = Path(target).name == "current"
+        end("states" if pointer else "")
+        replace(path, target)
+        end("pointer" if pointer else "")
 
     store.DiskStore.commit = commit_and_end  # type: ignore[method-assign]
     Path.replace = replace_and_end  # type: ignore[method-assign,assignment]

@@ -23,7 +23,8 @@ from fedfactor.testing import promises
 from fedfactor.testing.federation import Recording, Tampering
 
 __all__ = [
-    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "odd", "refusal",
+    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "lasting", "odd",
+    "refusal",
     "run", "task",
 ]  # fmt: skip
 
@@ -71,6 +72,11 @@ def run(method: Any = "fedavg", **settings: Any) -> Result:
     if isinstance(method, str):
         method = create("methods", method, **FIELDS.get(method, {}))
     return testing.run(method, **{"data": data(), **settings})
+
+
+def lasting(result: Result) -> dict[str, Any]:
+    """Return a run's summary without the time that it took."""
+    return {key: value for key, value in result.summary.items() if key != "seconds"}
 
 
 def refusal(method: str, optimizer: str, codec: str) -> str | None:

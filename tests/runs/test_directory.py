@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedfactor.protocol.settings import Capacities
 from fedfactor.runs.directory import ENROLLED, RunError, check_claim, finished, locked, reported
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
+from fedfactor.runs.sections import OBJECTS
 from tests.helpers.recipes import recipe
 
 
@@ -56,10 +58,15 @@ def test_another_recipe_is_refused_naming_the_difference(change: str, message: s
 
 
 def test_a_run_that_was_started_from_python_is_no_recipes(started: Path) -> None:
-    (started / "recipe.toml").unlink()
+    tables = recipe().tables
+    path = started / "recipe.toml"
+    path.write_text(tomli_w.dumps({key: tables[key] for key in tables if key not in OBJECTS}))
     for resume in (False, True):
-        with pytest.raises(RunError, match=r"has no recipe\.toml"):
+        with pytest.raises(RunError, match=r"was started from Python, by simulate\(\); continue it there"):
             run(recipe(), started, resume=resume)
+    path.unlink()
+    with pytest.raises(RunError, match=r"has no recipe\.toml"):
+        run(recipe(), started, resume=True)
 
 
 def test_what_cannot_be_a_directory_says_so(tmp_path: Path) -> None:

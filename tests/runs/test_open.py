@@ -13,6 +13,7 @@ from fedfactor.runs import tasks
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
+from fedfactor.server.store import Damaged
 from tests.helpers.command import fedfactor_process
 from tests.helpers.recipes import recipe
 from tests.helpers.tiny import METHODS
@@ -142,8 +143,15 @@ def test_a_damaged_state_is_named(finished: Path) -> None:
     client = load(finished).clients()[0]
     (path,) = (finished / "checkpoint").glob(f"client/*/{client}.*")
     path.write_bytes(path.read_bytes()[:10])
-    with pytest.raises(RunError, match=f"the state of client {client} in .* is damaged"):
-        load(finished).private(client)
+    opened = load(finished)
+    for use in (lambda: opened.private(client), lambda: opened.model(client=client)):
+        with pytest.raises(
+            Damaged, match=rf"client/.*/{client}\..* is damaged \(its SHA-256 is not the one in its name"
+        ):
+            use()
+    opened.model()  # which does not read it
+    with pytest.raises(Damaged, match=f"{client}\\..* is damaged"):
+        run(opened.recipe, finished, resume=True)
 
 
 def test_what_is_not_there_says_so(finished: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import fedfactor
-from fedfactor.runs.execute import summary_of
 from tests.helpers.tiny import data, run
 
 
@@ -61,7 +60,7 @@ def test_a_model_that_cannot_be_counted_is_trained_without_the_figure(tmp_path: 
     with pytest.warns(UserWarning, match="operations cannot be counted: no modes here. The run goes on"):
         result = fedfactor.simulate(Uncounted(4, 3), (X, Y), rounds=2, clients=3, directory=tmp_path)
     assert [event["macs"] for event in result.history[1:]] == [None, None]
-    assert result.summary["totals"]["macs"] is None and summary_of(result)["macs"] is None
+    assert result.summary["totals"]["macs"] is None and result.summary["macs"] is None
     assert "MACs not counted" in str(result)
     with pytest.warns(UserWarning, match="cannot be counted"):
         more = fedfactor.simulate(Uncounted(4, 3), (X, Y), rounds=3, clients=3, directory=tmp_path)

@@ -51,6 +51,7 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
         ({"data": data(even=False)}, "clients was 6"),
         ({"data": replace(data(), train_of=data().train_of[::-1])}, "clients was 6 .split .* and is now 6"),
         ({"data": replace(data(), train=(data().train[0], 9 - data().train[1]))}, "clients was 6 .split .* now 6"),
+        ({"data": replace(data(), train=(data().train[0] + 1, data().train[1]))}, "inputs was .* and is now"),
         ({"model": lambda: Tiny(0.5)}, "model was"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfactor.protocol.message import Message, encode
-from fedfactor.server.store import DiskStore, Journal, MemoryStore, Overlay, Store
+from fedfactor.server.store import Damaged, DiskStore, Journal, MemoryStore, Overlay, Store
 from fedfactor.testing.federation import outcome
 from tests.helpers.tiny import run
 
@@ -237,3 +237,62 @@ def test_killed_while_the_journal_is_cut(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(Ended):
                 run("fedavg", rounds=3, directory=tmp_path)
     assert outcome(run("fedavg", rounds=3, directory=tmp_path)) == outcome(run("fedavg", rounds=3))
+
+
+# Hashes, and full disks.
+
+STATES = {"client": {1: b"one", 257: b"two"}, "server": {1: b"three"}}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    store = DiskStore(tmp_path)
+    store.commit(0, STATES, b"start", {"round": 0})
+    store.commit(1, {"client": {1: b"new"}}, b"weights", {"round": 1})
+    return tmp_path
+
+
+def test_a_round_can_be_committed_again(directory: Path) -> None:
+    for data in (b"new", b"newer"):
+        DiskStore(directory).commit(1, {"client": {1: data}}, b"weights", {"round": 1})
+        assert DiskStore(directory).read("client", 1) == data
+
+
+def test_a_state_is_verified_when_it_is_read_and_not_before(directory: Path) -> None:
+    (path,) = directory.glob("client/*/257.*")
+    path.write_bytes(b"twO")
+    store = DiskStore(directory)
+    assert store.read("client", 1) == b"new"
+    with pytest.raises(Damaged, match=rf"{path} is damaged \(its SHA-256 is not the one in its name\)"):
+        store.read("client", 257)
+
+
+def test_a_state_that_is_missing_is_not_a_client_without_one(directory: Path) -> None:
+    next(directory.glob("client/*/257.*")).unlink()
+    with pytest.raises(FileNotFoundError, match="has 2 of the 3 client states that round 1 committed: restore"):
+        DiskStore(directory)
+
+
+def test_a_checkpoint_without_a_hash_is_refused(directory: Path) -> None:
+    info = directory / "round-1" / "info.json"
+    for other in ({"round": 1, "version": 1}, [], 3):
+        info.write_text(json.dumps(other))
+        with pytest.raises(Damaged, match=r"info\.json is damaged \(it has no SHA-256; earlier versions"):
+            DiskStore(directory)
+
+
+@pytest.mark.parametrize("name", ["round-1/info.json", "round-1/server.safetensors", "current"])
+def test_no_byte_of_a_checkpoint_can_change(name: str, directory: Path) -> None:
+    path = directory / name
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises((Damaged, FileNotFoundError), match=r"damaged|No such file"):
+            DiskStore(directory, writing=False)
+
+
+def test_a_journal_on_a_full_disk_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
+        Journal(path).append({"event": "start"})

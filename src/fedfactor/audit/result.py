@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedfactor.files import write_text
 from fedfactor.install import install_command
 
 try:
@@ -114,9 +115,9 @@ class AuditResult:
         figures = Section("figures", "Figures", [*words, audit_table(found, self.attack["mode"])])
         pictures = Section("pictures", "Pictures", [Text(ABOVE_BELOW), *folds])
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        write_text(path.with_suffix(".json"), json.dumps(found, indent=1))
         title = f"What can be recovered from {self.run}"
-        path.write_text(page(title, self.method, [figures, pictures]), encoding="utf-8")
+        write_text(path, page(title, self.method, [figures, pictures]))
 
 
 def psnr(picture: Tensor, original: Tensor) -> float:

@@ -53,8 +53,9 @@ def up(
 ) -> None:
     """Serve one run to nodes on other machines. Run the command again to resume."""
     from fedfactor.cli.screen import Progress
+    from fedfactor.engines.flower.programs import DeploymentError
     from fedfactor.runs.directory import check_claim, locked
-    from fedfactor.runs.flower.hosts import Site
+    from fedfactor.runs.flower.hosts import RunFailed, Site
     from fedfactor.runs.flower.hosts import up as serve
     from fedfactor.runs.recipe import override
 
@@ -80,6 +81,9 @@ def up(
             tell(f"nodes need {place.certificates.authority}; put their public keys into {place.keys.folder}")
             on_event = progress.start(resolved.tables["name"], resolved.rounds.rounds)
             serve(resolved, out, place, config=given, on_event=on_event, tell=tell)
+        except (DeploymentError, RunFailed) as error:
+            log = "superlink.log" if isinstance(error, DeploymentError) else "serverapp.log"
+            raise type(error)(f"{error} (log: {place.folder / 'logs' / log})") from None
         finally:
             place.close()
 
@@ -125,8 +129,7 @@ def status(
 ) -> None:
     """Show which nodes may join, which are online and how far the run is. Works on the server's machine."""
     from fedfactor.engines.flower.control import Control
-    from fedfactor.runs.directory import ENROLLED, lacking
-    from fedfactor.runs.flower.local import committed
+    from fedfactor.runs.directory import ENROLLED, committed, lacking
 
     if not (site / "ca.crt").exists():
         raise ValueError(f"{site / 'ca.crt'} does not exist: --site must be the folder that `fedfactor flower up` made")

@@ -78,7 +78,6 @@ def run(
     from fedfactor.runs import loggers
     from fedfactor.runs.compare import CellOutcome, sweep_cell
     from fedfactor.runs.execute import run as run_recipe
-    from fedfactor.runs.execute import summary_of
     from fedfactor.runs.interrupts import Stop, each, resume_command
 
     loggers.check(log or [])
@@ -106,7 +105,7 @@ def run(
                         result = run_recipe(
                             cell, where, resume=resume, engine=used, data_dir=data_dir, on_event=on_event
                         )
-                        found[name] = summary_of(result)
+                        found[name] = result.summary
                 if recorder is not None:
                     recorder.write(where / "trace.json")
                     recorders[name] = recorder

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from fedfactor.cli.common import AsJson, DataDir, Quiet, console, listed, numbers, tell
+from fedfactor.files import write_text
 
 
 def plan(
@@ -54,7 +55,7 @@ def plan(
     else:
         console.print(advise.render(found, rounds))
     if recipe:
-        recipe.write_text(text, encoding="utf-8")
+        write_text(recipe, text)
         if not as_json:
             tell(f"wrote {recipe}; next: fedfactor run {recipe}")
 
@@ -69,13 +70,18 @@ def export(
     without_data: Annotated[
         bool, typer.Option("--without-data", help="Check on random inputs and do not measure the accuracy.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The network of a run that was started by `simulate`: package.module:function."),
+    ] = None,
 ) -> None:
     """Write a run's model as plain torch or ONNX, checked, with a model card."""
     from fedfactor.export import export as export_run
 
     found = export_run(
-        directory, out, capacity=capacity, client=client, round=at_round, data_dir=data_dir, with_data=not without_data
-    )
+        directory, out, capacity=capacity, client=client, round=at_round, data_dir=data_dir,
+        with_data=not without_data, model=model,
+    )  # fmt: skip
     files = [str(path) for path in (found.path, found.architecture, found.card) if path is not None]
     scored = "" if found.accuracy is None else f"; accuracy {found.accuracy:.4f} on the test data"
     tell(f"wrote {', '.join(files)}{scored}. To load it:\n")

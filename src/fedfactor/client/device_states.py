@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from fedfactor.protocol.files import sync, write_file
+from fedfactor.files import sync, write_file
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.states import SHA256
 

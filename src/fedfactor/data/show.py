@@ -33,7 +33,7 @@ def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: i
     parts = data.test_of if test else data.train_of
     if examples is None or parts is None:
         return np.zeros((data.clients, classes), np.int64)
-    targets = examples[1]
+    targets = examples[1].long()
     found = [np.bincount(targets[parts[client]].numpy(), minlength=classes) for client in range(len(parts))[:most]]
     width = max([classes, *(len(row) for row in found)])
     return np.stack([np.pad(row, (0, width - len(row))) for row in found]).astype(np.int64)

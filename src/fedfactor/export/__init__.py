@@ -19,7 +19,8 @@ from fedfactor.export.card import card_text
 from fedfactor.export.code import architecture, as_module, write_code
 from fedfactor.export.formats import FORMATS
 from fedfactor.export.taking import ExportError, answers, difference, limit, take
-from fedfactor.runs.open import Run
+from fedfactor.files import naming, write_text
+from fedfactor.runs.open import Model, Run
 
 __all__ = ["FORMATS", "ExportError", "Exported", "export"]
 
@@ -49,6 +50,7 @@ def export(
     round: int | None = None,
     data_dir: Path | str | None = None,
     with_data: bool = True,
+    model: Model | str | None = None,
 ) -> Exported:
     """Write a model of a run to `path`, in the format of its suffix, and a model card beside it.
 
@@ -59,7 +61,9 @@ def export(
         client: Export the model of this client instead of the server's.
         round: A round listed in `run.keep_rounds`; by default the last round.
         data_dir: Where data sets are.
-        with_data: Whether to load the data. Without data, models are compared on random inputs and not evaluated.
+        with_data: Whether to load the data. Without data, models are compared on random inputs and not evaluated. The
+            data of a run that was started by `simulate` cannot be loaded.
+        model: The network of a run that was started by `simulate`, or `package.module:function`: see `fedfactor.load`.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
@@ -68,12 +72,13 @@ def export(
         raise ExportError(f"there is no directory {path.parent}: create it first")
     form = FORMATS[path.suffix]()
     form.check()
-    taken = take(Run(directory, round), capacity, client, data_dir, with_data)
+    taken = take(Run(directory, round, model), capacity, client, data_dir, with_data)
     code = architecture(taken)
     unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
     beside = path.with_name(f"{as_module(path.stem)}_architecture.py") if form.needs_code and code.text else None
     try:
-        form.write(taken, unfinished)
+        with naming(unfinished):
+            form.write(taken, unfinished)
         apart = difference(form.answers(unfinished, taken, code), answers(taken.model, taken.batch))
         if apart > limit(taken.model):
             raise ExportError(
@@ -86,5 +91,5 @@ def export(
         unfinished.unlink(missing_ok=True)
     snippet = form.snippet(path, taken, code)
     card = path.with_suffix(".card.md")
-    card.write_text(card_text(taken, path, snippet, form, beside, apart), encoding="utf-8")
+    write_text(card, card_text(taken, path, snippet, form, beside, apart))
     return Exported(path, card, beside, snippet, taken.difference, taken.scores.get("accuracy"))

@@ -12,13 +12,15 @@ import fedfactor
 from fedfactor.export.formats import Format
 from fedfactor.export.taking import Taken
 from fedfactor.registry import entries
+from fedfactor.runs.recipe import Recipe
 
 
 def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
     """Write the card in Markdown."""
     run, result, facts = taken.run, taken.result, taken.facts
     recipe, method = run.recipe, result.federation.setup.at(result.server.round).method
-    paper = entries("methods")[recipe.method.name].paper
+    known = entries("methods").get(recipe.method.name)
+    paper = known.paper if known else ""
     totals = result.server.totals
     whose = f"the model of client {taken.client}" if taken.client is not None else "the server's model"
     settings = ", ".join(f"{key} = {value!r}" for key, value in recipe.tables["method"].items() if key != "name")
@@ -38,13 +40,12 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         "",
         "| | |",
         "|---|---|",
-        f"| network | `{recipe.tables['model']['name']}`, {count:,} parameters, ordinary layers |",
+        f"| network | `{run.model_name}`, {count:,} parameters, ordinary layers |",
         f"| input | (batch, {', '.join(map(str, taken.batch.shape[1:]))}) of "
         f"{str(taken.batch.dtype).removeprefix('torch.')}: `{facts['transform']}`, where x is {facts['input_dtype']} "
         "as in the data set |",
         f"| output | {_output(facts)} |",
-        f"| data | `{recipe.tables['data']['name']}` over {facts['clients']} clients, partition "
-        f"`{recipe.tables['partition']['kind']}` |",
+        f"| data | {_data(recipe, facts['clients'])} |",
         f"| method | `{recipe.method.name}`{f' ({paper})' if paper else ''}{f': {settings}' if settings else ''} |",
         f"| optimizer, codec | `{recipe.optimizer.name}`, `{recipe.codec.name}` |",
         f"| accuracy | {_accuracy(taken)} |",
@@ -70,6 +71,13 @@ def _costs(totals: Mapping[str, Any]) -> list[str]:
         f"| bytes | {totals['bytes_down']:,} down, {totals['bytes_up']:,} up, over all clients and rounds |",
         *([] if totals["macs"] is None else [f"| multiply-accumulates | {totals['macs']:.4g} forward, in training |"]),
     ]
+
+
+def _data(recipe: Recipe, clients: int) -> str:
+    if recipe.from_python:
+        return f"given in Python, over {clients} clients"
+    tables = recipe.tables
+    return f"`{tables['data']['name']}` over {clients} clients, partition `{tables['partition']['kind']}`"
 
 
 def _output(facts: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from torch import nn
 
 import fedfactor
 from fedfactor.export.taking import ExportError, Taken
+from fedfactor.files import write_text
 from fedfactor.nn.state import tensors_of
 from fedfactor.rng import derive, seeded
 from fedfactor.runs.sections import builder_of
@@ -41,12 +43,17 @@ class NetworkCode:
 def architecture(taken: Taken) -> NetworkCode:
     """Return the code that builds the plain network: the recipe's model at one of the widths that the method uses."""
     run, setup = taken.run, taken.result.federation.setup.at(taken.result.server.round)
-    table, wanted = run.recipe.tables["model"], _shapes(taken.model)
-    options = model_options(table, taken.facts["classes"])
+    wanted, asked = _shapes(taken.model), list[float]()
+    if run.recipe.from_python:
+        if not (found := _importable(run.given_model)):
+            return NetworkCode("", "", reason=f"{run.model_name} cannot be imported: {CONTAINED}")
+        builder, options = found, {"width": 1.0} if "width" in inspect.signature(found).parameters else {}
+    else:
+        table = run.recipe.tables["model"]
+        builder, options = builder_of(table["name"]), model_options(table, taken.facts["classes"])
     if "weight_norm" in options:
         options["weight_norm"] = False  # composed weights are ordinary ones
-    builder, asked = builder_of(table["name"]), list[float]()
-    module, _, name = table["name"].rpartition(":")
+    module, _, name = run.model_name.rpartition(":")
     module, name = (module, name) if module else (builder.__module__, builder.__qualname__)
 
     def build(width: float) -> nn.Module:
@@ -60,12 +67,22 @@ def architecture(taken: Taken) -> NetworkCode:
         if _shapes(builder(**given)) == wanted:
             break
     else:
-        reason = f"{table['name']} does not build a network with the tensors of the exported one"
-        return NetworkCode("", "", reason=f"{reason}: choose .pt2 or .onnx, which contain the network itself")
+        reason = f"{run.model_name} does not build a network with the tensors of the exported one"
+        return NetworkCode("", "", reason=f"{reason}: {CONTAINED}")
     arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
-    if module.startswith("fedfactor."):
+    if module.startswith("fedfactor.models."):
         return NetworkCode("", "build()", source(module, f"{name}({arguments})"))
     return NetworkCode(f"from {module} import {name}", f"{name}({arguments})")
+
+
+CONTAINED = "choose .pt2 or .onnx, which contain the network itself"
+
+
+def _importable(model: Any) -> Callable[..., nn.Module] | None:
+    """Return a function or class that another process can import by its name; otherwise `None`."""
+    module, name = getattr(model, "__module__", "__main__"), getattr(model, "__qualname__", "")
+    there = module != "__main__" and getattr(sys.modules.get(module), name, None) is model
+    return model if there and callable(model) else None
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -116,7 +133,7 @@ def write_code(path: Path, text: str) -> None:
     """Write the code; overwrite only files that were written by this function."""
     if path.exists() and not path.read_text(encoding="utf-8").startswith(HEAD):
         raise ExportError(f"{path} exists and was not written by an export: choose another name for the model")
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def as_module(stem: str) -> str:

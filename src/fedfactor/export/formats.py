@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import warnings
 from pathlib import Path
@@ -77,7 +78,9 @@ class Pt2(Format):
 
     def write(self, taken: Taken, path: Path) -> None:
         """Trace the model and write the graph."""
-        torch.export.save(traced(taken), path)
+        buffer = io.BytesIO()  # because torch ends the process if it writes to a full disk itself
+        torch.export.save(traced(taken), buffer)
+        path.write_bytes(buffer.getbuffer())
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Read the graph and run it on the batch."""

@@ -69,6 +69,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
             "of its batch, so there is no plain model to write; fedfactor.load(DIR).model(client=...) opens it as it is"
         )
     client = run.meant_client(client)
+    with_data = with_data and not run.recipe.from_python
     task, facts = run.loaded_task(data_dir) if with_data else (run.task_without_data(), run.task)
     result = run.rebuilt(task)
     federation, server = result.federation, result.server

@@ -135,6 +135,12 @@ class Training:
         return self.schedule.rate(self.lr, round, rounds)
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether the learning rate of a round depends on the total number of rounds."""
+        assert isinstance(self.schedule, Schedule)
+        return self.schedule.kind == "cosine"
+
+    @property
     def torch_device(self) -> torch.device:
         """The device as torch knows it."""
         return torch.device(self.device)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedfactor.checks import check_choice, check_number
+from fedfactor.files import write_text
 from fedfactor.install import install_command
 from fedfactor.report.groups import Group, group_runs
 from fedfactor.report.read import RunData, read_runs
@@ -67,7 +68,7 @@ def report(
         write_figures(found, Path(figures), figure_format)
     text = report_page(title or names, lead, groups, found)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(text, encoding="utf-8")
+    write_text(Path(out), text)
     return groups
 
 

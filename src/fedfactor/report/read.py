@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedfactor.runs.directory import RunError
+from fedfactor.runs.open import steady
 from fedfactor.runs.recipe import read as read_recipe
+from fedfactor.server.store import read_checkpoint
 
 MEASURED = {
     "all": "all clients on their own test data",
@@ -179,6 +181,7 @@ def read_run(directory: Path, name: str) -> RunData:
     path, task, recipe = (directory / one for one in ("metrics.jsonl", "task.json", "recipe.toml"))
     facts = json.loads(task.read_text(encoding="utf-8")) if task.exists() else {}
     found = RunData(directory, name, read_recipe(recipe), recipe.read_text(encoding="utf-8"), facts)
+    steady(lambda: read_checkpoint(directory / "checkpoint"))  # raises Damaged if its hash is wrong
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for number, line in enumerate(lines, 1):
         try:

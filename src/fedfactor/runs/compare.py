@@ -20,7 +20,7 @@ from typing import Any
 from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.directory import finished
-from fedfactor.runs.execute import run, summary_of
+from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import RecipeError
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
@@ -217,7 +217,7 @@ def _here(
         except Exception as error:
             yield CellOutcome(cell, None, f"{type(error).__name__}: {error}")
             continue
-        yield CellOutcome(cell, summary_of(result))
+        yield CellOutcome(cell, result.summary)
 
 
 def _apart(
@@ -281,7 +281,7 @@ def _work(parent: Connection, data_dir: Path | str | None) -> None:
                 result = run(
                     chosen, directory, resume=True, data_dir=data_dir, on_event=lambda event: tell("event", event)
                 )
-                said = "done", summary_of(result)
+                said = "done", result.summary
             except (BrokenPipeError, EOFError):
                 raise
             except Exception as error:

@@ -11,7 +11,8 @@ from typing import Any
 import filelock
 
 from fedfactor.protocol.settings import Capacities, Reported
-from fedfactor.runs.recipe import Recipe, read, resolve
+from fedfactor.runs.recipe import Recipe, read, recorded
+from fedfactor.server.store import Damaged, last_version
 
 
 class RunError(RuntimeError):
@@ -22,11 +23,23 @@ def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
     """Return the summary of this recipe's run, or `None` if it is not finished."""
     directory = Path(directory)
     check_claim(recipe, directory, resume=True)
+    found = read_summary(directory)
+    return found if found and committed(directory) >= 0 and found["rounds"] == recipe.rounds.rounds else None
+
+
+def read_summary(directory: Path) -> dict[str, Any] | None:
+    """Return the contents of `summary.json`, or `None` if there is no such file."""
     path = directory / "summary.json"
-    if not path.exists() or not (directory / "checkpoint" / "current").exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found["rounds"] == recipe.rounds.rounds else None
+    try:
+        found: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+    except ValueError as error:
+        raise Damaged(path, str(error)) from None
+    return found
+
+
+def committed(directory: Path) -> int:
+    """Return the last committed round of a run directory; -1 if there is none."""
+    return last_version(directory / "checkpoint")
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
@@ -68,34 +81,49 @@ def locked(directory: Path, name: str = "lock") -> Iterator[None]:
 
 
 def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
-    """Raise RunError unless the directory is free, or holds a run of the same recipe and `resume` is true."""
+    """Raise RunError unless the directory is free, or holds a run of the same recipe and `resume` is true.
+
+    A resumed run may be longer, and be measured and kept in another way: see `MAY_CHANGE`.
+    """
     path = directory / "recipe.toml"
-    if not (directory / "checkpoint" / "current").exists():
-        return  # nothing is committed
+    if committed(directory) < 0:
+        return
     if not path.exists():
         raise RunError(f"{directory} holds a run that has no recipe.toml; give another directory")
+    old = read(path)
+    if ("data" not in old) != recipe.from_python:
+        how = "from Python, by simulate()" if "data" not in old else "from a recipe"
+        raise RunError(f"{directory} holds a run that was started {how}; continue it there, or give another directory")
     if not resume:
         raise RunError(f"{directory} holds a run already; continue it with --resume, or give another directory")
-    old = resolve(read(path), str(path)).tables
-    changes = list(_differences(old, recipe.tables))
+    if recipe.from_python:
+        return  # `Federation` compares the settings, since a recipe cannot describe all objects
+    before = recorded(path)
+    fixed = "train.rounds" if recipe.training.looks_ahead else ""
+    changes = [
+        f"{key} was {was!r} and is now {now!r}{' (the schedule depends on it)' if key == fixed else ''}"
+        for key, was, now in _differences(before.tables, recipe.tables)
+        if key == fixed or not key.startswith(MAY_CHANGE)
+    ]
     if changes:
         raise RunError(f"{directory} was started with another recipe: {'; '.join(changes[:5])}")
+    missed = sorted(n for n in {*recipe.keep_rounds} - {*before.keep_rounds} if n < committed(directory))
+    if missed:
+        raise RunError(f"run.keep_rounds: {directory} has passed {missed} without keeping them; leave them out")
 
 
-def _differences(old: Any, new: Any, key: str = "") -> list[str]:
+MAY_CHANGE = ("train.rounds", "train.quorum", "evaluate.", "run.keep_rounds")
+"""Beginnings of the keys that may change when a run is resumed; `train.rounds` only if the schedule allows it."""
+
+
+def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """Return key, old value and new value of each difference."""
     if isinstance(old, dict) and isinstance(new, dict):
         found = []
         for name in dict.fromkeys([*old, *new]):
             found += _differences(old.get(name), new.get(name), f"{key}.{name}".removeprefix("."))
         return found
-    return [] if old == new else [f"{key} was {old!r} and is now {new!r}"]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically, so that no reader sees half of it."""
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.write_text(text)
-    unfinished.replace(path)
+    return [] if old == new else [(key, old, new)]
 
 
 ENROLLED = "flower.json"
@@ -104,10 +132,10 @@ ENROLLED = "flower.json"
 
 def lacking(directory: Path) -> list[int]:
     """Return the clients of a run on Flower that should have received its last model and have not."""
-    path, pointer = directory / ENROLLED, directory / "checkpoint" / "current"
-    if not path.exists() or not pointer.exists():
+    path, now = directory / ENROLLED, str(committed(directory))
+    if not path.exists() or now == "-1":
         return []
-    now, clients = pointer.read_text().removeprefix("round-"), json.loads(path.read_text())["clients"]
+    clients = json.loads(path.read_text())["clients"]
     return sorted(int(number) for number, client in clients.items() if client.get("model", now) != now)
 
 

@@ -15,22 +15,19 @@ summary.json    final and best accuracy, bytes, seconds, hashes, versions; writt
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import fedfactor
 from fedfactor.engines import Engine, Inline
+from fedfactor.files import write_atomically
 from fedfactor.protocol.settings import check_device_here
-from fedfactor.runs.directory import check_claim, locked, write_atomically
+from fedfactor.runs.directory import check_claim, locked, read_summary
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, setup_of, task_of
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
-from fedfactor.server.store import DiskStore, Journal
+from fedfactor.server.store import Damaged, DiskStore, Journal
 from fedfactor.task import Task
 
 Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]
@@ -64,6 +61,16 @@ def run(
     with locked(directory):
         check_claim(recipe, directory, resume)
         recipe, task, facts = begin(recipe)
+
+        def listen(event: dict[str, Any]) -> None:
+            # Written only now: a failed start leaves the directory free, and a refused resumption leaves it as it is.
+            if event["event"] in ("start", "resumed"):
+                write_atomically(directory / "task.json", json.dumps(facts))
+                write_atomically(directory / "recipe.toml", recipe.to_toml())
+                if event.get("round", 0) < recipe.rounds.rounds:  # the run was finished, and is now extended
+                    (directory / "summary.json").unlink(missing_ok=True)
+            on_event(event)
+
         federation = Federation(
             setup_of(recipe, task),
             recipe.rounds,
@@ -71,41 +78,13 @@ def run(
             recipe.capacities,
             DiskStore(directory / "checkpoint", recipe.keep_rounds),
             Journal(directory / "metrics.jsonl"),
-            on_event,
+            listen,
         )
-        # Written only now, so that a failed start leaves the directory free.
-        write_atomically(directory / "task.json", json.dumps(facts))
-        write_atomically(directory / "recipe.toml", recipe.to_toml())
         result = Result(federation, federation.run())
         end(result)
-        write_atomically(directory / "summary.json", json.dumps(summary_of(result), indent=1))
+        summary, before = result.summary, read_summary(directory) or {}
+        for key in ("weights_sha256", "private_sha256"):
+            if before.get(key, summary[key]) != summary[key]:
+                raise Damaged(directory / "summary.json", f"its {key} is not that of the checkpoint")
+        write_atomically(directory / "summary.json", json.dumps(summary, indent=1))
         return result
-
-
-def summary_of(result: Result) -> dict[str, Any]:
-    """Return the contents of `summary.json`."""
-    found = result.summary
-    measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
-    scores: dict[str, Any] = found.get(measured, {})
-    totals = found["totals"] or result.server.totals
-    return {
-        "final_accuracy": scores.get("final"),
-        "best_accuracy": scores.get("best"),
-        "accuracy_of": measured,
-        "rounds": found["rounds"],
-        "trained_capacities": found["trained_capacities"],
-        "bytes_up": totals["bytes_up"],
-        "bytes_down": totals["bytes_down"],
-        "macs": totals["macs"],
-        "seconds": sum(event.get("seconds", 0.0) for event in result.history),
-        "failures": totals["failures"],
-        "weights_sha256": found["weights_sha256"],
-        "private_sha256": found["private_sha256"],
-        "measured": {key: found[key] for key in ("global", "all", "selected_before", "selected_after") if key in found},
-        "versions": {
-            "fedfactor": fedfactor.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-        },
-    }

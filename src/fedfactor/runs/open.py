@@ -15,43 +15,61 @@ from torch import nn
 from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Inline
 from fedfactor.protocol.coding import sections
-from fedfactor.protocol.message import BadMessage, decode
+from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import Elsewhere, at_hand
-from fedfactor.runs.directory import ENROLLED, RunError, find_runs, reported
+from fedfactor.registry import imported
+from fedfactor.runs.directory import ENROLLED, RunError, find_runs, read_summary, reported
 from fedfactor.runs.flower.device import own_task
-from fedfactor.runs.recipe import read, resolve
+from fedfactor.runs.recipe import recorded
 from fedfactor.runs.tasks import setup_of, task_of, task_with
 from fedfactor.server.events import client_gains
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.state import Server
-from fedfactor.server.store import DiskStore
+from fedfactor.server.store import DiskStore, read_checkpoint
 from fedfactor.task import Task
 
 READS = 5
 """Attempts to read from a directory that a running process is changing."""
 
 Read = TypeVar("Read")
+Model = nn.Module | Callable[..., nn.Module]
 
 
-def load(directory: Path | str, round: int | None = None) -> Run | Any:  # Any: a type checker cannot know which
+def load(
+    directory: Path | str, round: int | None = None, *, model: Model | str | None = None
+) -> Run | Any:  # Any: a type checker cannot know which
     """Open a run directory as `Run`, or a folder that contains some, such as a sweep or a comparison, as `Runs`.
 
-    A run has its recipe, its metrics as a table and its models. It may still be running. The last committed round is
-    opened, or `round`, which must be listed in the recipe's `run.keep_rounds`.
+    A run has its recipe, its metrics as a table and its models. It may still be running.
+
+    Args:
+        directory: The run directory, or a folder that contains some.
+        round: The round to open, which must be listed in the recipe's `run.keep_rounds`. None: the last committed one.
+        model: The network of a run that was started by `simulate`, as it was given there, or the name of a function
+            that builds it, `package.module:function`. Only models need it.
+
+    Raises:
+        RunError: The directory is no run directory and contains none, or a run has no such round.
+        Damaged: A file of a checkpoint is not what the run has written.
     """
-    return Run(directory, round) if (Path(directory) / "recipe.toml").exists() else Runs(directory, round)
+    kind = Run if (Path(directory) / "recipe.toml").exists() else Runs
+    return kind(directory, round, model)
 
 
 class Run:
     """A finished or running run, opened for reading. Only the run directory is needed, not the data."""
 
-    def __init__(self, directory: Path | str, round: int | None = None) -> None:
+    def __init__(self, directory: Path | str, round: int | None = None, model: Model | str | None = None) -> None:
         self.directory = Path(directory)
         if not (self.directory / "recipe.toml").exists():
             raise RunError(f"{directory} is not a run directory: it has no recipe.toml")
-        self.recipe = resolve(read(self.directory / "recipe.toml"), str(self.directory / "recipe.toml"))
+        self.recipe = recorded(self.directory / "recipe.toml")
+        if model is not None and not self.recipe.from_python:
+            raise RunError(f"the recipe of {directory} names its model; leave out the model")
+        self.given_model: Model | None = imported(model) if isinstance(model, str) else model
+        self._given_name = model if isinstance(model, str) else ""
         if round is not None and round not in self.kept:
             there = ", ".join(map(str, self.kept)) or "none"
             raise RunError(
@@ -59,6 +77,14 @@ class Run:
                 "run.keep_rounds are kept; without a round, the last commit is opened"
             )
         self.round = round
+        steady(lambda: read_checkpoint(self._folder))  # raises Damaged if its hash is wrong
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model in the recipe, or of the given Python object."""
+        if not self.recipe.from_python:
+            return str(self.recipe.tables["model"]["name"])
+        return self._given_name or str(getattr(self.given_model, "__qualname__", type(self.given_model).__name__))
 
     @property
     def kept(self) -> list[int]:
@@ -128,8 +154,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The contents of `summary.json`, or `None` if the run is not finished."""
-        path = self.directory / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_summary(self.directory)
 
     def model(self, capacity: float | None = None, client: int | None = None) -> nn.Module:
         """Return the server's model (at a capacity), or a client's own, as a plain module on the CPU."""
@@ -150,7 +175,7 @@ class Run:
                 )
             return result.model_at(level) if client is None else result.client_model(client)
 
-        return self._steady(read)
+        return steady(read)
 
     def task_without_data(self) -> Task:
         """Return the task with the right number of clients, but without their data."""
@@ -161,28 +186,34 @@ class Run:
                 "inputs; call result(data_dir) instead, which loads the data"
             )
         example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-        return task_with(self.recipe, FederatedData.without_examples(facts["clients"], example), facts)
+        data = FederatedData.without_examples(facts["clients"], example)
+        if not self.recipe.from_python:
+            return task_with(self.recipe, data, facts)
+        if self.given_model is None:
+            raise RunError(
+                f"{self.directory} was started from Python, so it does not record its model: give the model with "
+                "load(DIR, model=...), or with --model package.module:function on the command line"
+            )
+        return Task(self.given_model, data, facts["kind"], self.recipe.rounds.evaluate_batch_size)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""
-        return self._steady(lambda: Server.from_bytes(*self._last(self._store())).tensors)
+        return steady(lambda: Server.from_bytes(*self._last(self._store())).tensors)
 
     def clients(self) -> list[int]:
         """Return the clients that have a state."""
-        return self._steady(lambda: self._store().clients("client"))
+        return steady(lambda: self._store().clients("client"))
 
     def private(self, client: int) -> dict[str, Tensors]:
         """Return a client's state: its private tensors (`kept`) and the states of `optimizer` and `codec`.
 
         Empty if it has none.
         """
-        state = self._steady(lambda: self._store().read("client", client))
+        state = steady(lambda: self._store().read("client", client))
         try:
             return sections(decode(at_hand(state)).tensors) if state else {}
         except Elsewhere as error:
             raise RunError(f"client {client}: {error}") from None
-        except BadMessage as error:
-            raise RunError(f"the state of client {client} in {self.directory} is damaged: {error}") from None
 
     def result(self, data_dir: Path | str | None = None) -> Result:
         """Load the data and rebuild the federation, for example to evaluate again."""
@@ -190,7 +221,7 @@ class Run:
 
     def rebuilt(self, task: Task, device: str = "cpu") -> Result:
         """Rebuild the federation with a task that is already loaded."""
-        return self._steady(lambda: self._rebuilt(task, device))
+        return steady(lambda: self._rebuilt(task, device))
 
     def _rebuilt(self, task: Task, device: str = "cpu") -> Result:
         store = self._store()
@@ -199,26 +230,24 @@ class Run:
         recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
         capacities = reported(recipe.capacities, self.directory)
         federation = Federation(setup_of(recipe, task), recipe.rounds, Inline(), capacities, store)
+        model = federation.settings()["model"]
+        if info["settings"].get("model", model) != model:
+            raise RunError(f"the model has other tensors than the model of {self.directory}")
         federation.journal.events = self.metrics[: info["events"]]
         return Result(federation, Server.from_bytes(data, info))
 
+    @property
+    def _folder(self) -> Path:
+        return self.directory / ("checkpoint" if self.round is None else f"kept/round-{self.round}")
+
     def _store(self) -> DiskStore:
-        folder = "checkpoint" if self.round is None else f"kept/round-{self.round}"
-        return DiskStore(self.directory / folder, writing=False)
+        return DiskStore(self._folder, writing=False)
 
     def _last(self, store: DiskStore) -> tuple[bytes, dict[str, Any]]:
         last = store.last()
         if last is None:
             raise RunError(f"{self.directory} has no committed round yet")
         return last
-
-    def _steady(self, read: Callable[[], Read]) -> Read:
-        for _ in range(READS - 1):
-            try:
-                return read()
-            except FileNotFoundError:  # a running process has just replaced the file
-                time.sleep(0.1)
-        return read()
 
     def __repr__(self) -> str:
         at = "" if self.round is None else f", round {self.round}"
@@ -228,9 +257,9 @@ class Run:
 class Runs(Mapping[str, Run]):
     """The runs below a folder, by their path in it: `runs["fedpara/seed-1"].model()`."""
 
-    def __init__(self, folder: Path | str, round: int | None = None) -> None:
+    def __init__(self, folder: Path | str, round: int | None = None, model: Model | str | None = None) -> None:
         self.folder = Path(folder)
-        self._runs = {path.relative_to(folder).as_posix(): Run(path, round) for path in find_runs([folder])}
+        self._runs = {path.relative_to(folder).as_posix(): Run(path, round, model) for path in find_runs([folder])}
 
     def __getitem__(self, name: str) -> Run:
         return self._runs[name]
@@ -263,6 +292,16 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values are not the same in all settings."""
     keys = dict.fromkeys(key for one in settings for key in one)
     return [key for key in keys if len({json.dumps(one.get(key), default=str) for one in settings}) > 1]
+
+
+def steady(read: Callable[[], Read]) -> Read:
+    """Return what `read` returns. It is called again if a running process has just replaced a file that it reads."""
+    for _ in range(READS - 1):
+        try:
+            return read()
+        except FileNotFoundError:
+            time.sleep(0.1)
+    return read()
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

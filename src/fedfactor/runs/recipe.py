@@ -7,6 +7,7 @@ recipe, to be shown beside what was measured.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import tomllib
 from collections.abc import Mapping
@@ -21,12 +22,22 @@ from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
-from fedfactor.registry import create
-from fedfactor.runs.sections import MEASURING, TAKING_PART, RecipeError, Table, built, read_sections, schema
+from fedfactor.registry import create, entries
+from fedfactor.runs.sections import (
+    MEASURING,
+    OBJECTS,
+    TAKING_PART,
+    CapacitiesTable,
+    RecipeError,
+    Table,
+    built,
+    read_sections,
+    schema,
+)
 
 __all__ = [
-    "Recipe", "RecipeError", "Table", "cells", "merged", "overridden_cells", "override", "parse", "read", "resolve",
-    "schema", "small",
+    "Recipe", "RecipeError", "Table", "cells", "described", "merged", "overridden_cells", "override", "parse", "read",
+    "recorded", "resolve", "schema", "small",
 ]  # fmt: skip
 
 
@@ -43,13 +54,19 @@ class Recipe:
     codec: Codec
 
     @property
+    def from_python(self) -> bool:
+        """Whether model and data are Python objects, for which the recipe has no sections."""
+        return "data" not in self.tables
+
+    @property
     def keep_rounds(self) -> tuple[int, ...]:
         """Rounds whose checkpoint and private states are kept for later analysis."""
         return tuple(self.tables["run"]["keep_rounds"])
 
     def to_toml(self) -> str:
         """Return the resolved recipe as TOML."""
-        return tomli_w.dumps(self.tables)
+        head = "# Started from Python: the model and the data were Python objects.\n" if self.from_python else ""
+        return head + tomli_w.dumps(self.tables)
 
 
 def read(path: Path | str) -> Table:
@@ -173,16 +190,69 @@ def _nested(key: str, value: Any) -> Table:
     return {head: _nested(rest, value)} if rest else {head: value}
 
 
-def resolve(tables: Table, where: str = "recipe") -> Recipe:
-    """Check tables and fill in the defaults. Errors name the recipe by `where`."""
+def recorded(path: Path) -> Recipe:
+    """Return the recipe that a run directory records, given the path of its `recipe.toml`."""
+    tables = read(path)
+    return resolve(tables, str(path), from_python="data" not in tables)
+
+
+def described(
+    name: str,
+    training: Training,
+    rounds: Rounds,
+    capacities: Capacities,
+    method: Method,
+    optimizer: Optimizer,
+    codec: Codec,
+) -> Recipe:
+    """Return the recipe of a run from Python, which describes everything but its model and data."""
+    given = dataclasses.asdict(rounds)
+    tables = {
+        "name": name,
+        "method": _chosen("methods", method),
+        "optimizer": _chosen("optimizers", optimizer),
+        "codec": _chosen("codecs", codec),
+        "train": {**dataclasses.asdict(training), **{key: given[key] for key in TAKING_PART}},
+        "capacities": {
+            **{key: getattr(capacities, key) for key in CapacitiesTable.model_fields},
+            "shares": [capacities.shares[level] for level in capacities.levels],
+        },
+        "evaluate": {key: given[field] for key, field in MEASURING.items()},
+        "run": {"keep_rounds": []},
+        "paper": {},
+    }
+    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec)
+
+
+def _chosen(kind: str, part: Any) -> Table:
+    """Return the section that chooses an object: the name under which it is registered or imported, and its fields."""
+    known, cls = entries(kind).get(part.name), type(part)
+    name = part.name if known and known.cls is cls else f"{cls.__module__}:{cls.__qualname__}"
+    return {"name": name, **dataclasses.asdict(part)}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as TOML can write it: without `None`, and with the text of what it does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items() if one is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) -> Recipe:
+    """Check tables and fill in the defaults. Errors name the recipe by `where`.
+
+    With `from_python`, the recipe has no sections for model and data: see `described`.
+    """
     if "sweep" in tables:
         raise RecipeError(f"{where} is a sweep of {len(cells(tables))} cells; choose one of them")
-    sections = read_sections(tables, where)
+    sections = read_sections(tables, where, OBJECTS if from_python else ())
     name = dict(sections.pop(""))["name"]
     written = {section: model.model_dump(mode="json", exclude_none=True) for section, model in sections.items()}
     written["train"]["schedule"] = written.pop("schedule")
     given = {section: dict(model) for section, model in sections.items()}
-    partition, train, capacities = given["partition"], given["train"], given["capacities"]
+    train, capacities = given["train"], given["capacities"]
     rounds = Rounds(
         **{key: train.pop(key) for key in TAKING_PART},
         **{MEASURING[key]: value for key, value in given["evaluate"].items()},
@@ -192,8 +262,10 @@ def resolve(tables: Table, where: str = "recipe") -> Recipe:
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:
         raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")
-    own = _without(partition, "kind", *SHARED)
-    built(f"{where}: partition", lambda: create("partitions", partition["kind"], **own))
+    if not from_python:
+        partition = given["partition"]
+        own = _without(partition, "kind", *SHARED)
+        built(f"{where}: partition", lambda: create("partitions", partition["kind"], **own))
     method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
     optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))

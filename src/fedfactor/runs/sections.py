@@ -12,7 +12,7 @@ import inspect
 import json
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -154,14 +154,19 @@ TABLES: dict[str, type[BaseModel]] = {
 """Sections whose keys are always the same; `schedule` is `[train.schedule]`."""
 
 
-def read_sections(tables: Table, where: str) -> dict[str, BaseModel]:
+OBJECTS = ("data", "partition", "model")
+"""Sections that the recipe of a run from Python does not have: these are Python objects."""
+
+
+def read_sections(tables: Table, where: str, leave_out: Collection[str] = ()) -> dict[str, BaseModel]:
     """Check all sections and return them by name: `[train.schedule]` as "schedule", keys outside of sections as "".
 
     Raise RecipeError if there are mistakes. It names the recipe (`where`) and, for each mistake, the key and what is
     legal.
     """
     found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
-    given = {section: tables.get(section, {}) for section in RecipeModel.model_fields if section in TABLES | CHOICES}
+    wanted = [section for section in RecipeModel.model_fields if section in TABLES | CHOICES]
+    given = {section: tables.get(section, {}) for section in wanted if section not in leave_out}
     if "seed" in tables and "seed" in given["train"]:
         raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}

@@ -14,18 +14,18 @@ from torch import nn
 from fedfactor.checks import near
 from fedfactor.data.clients import Examples, FederatedData, Kind
 from fedfactor.data.splitting import dirichlet, iid
-from fedfactor.engines import Engine, Inline
+from fedfactor.engines import Engine
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
-from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create
 from fedfactor.rng import numpy_rng
-from fedfactor.server.federation import Federation
+from fedfactor.runs.execute import run
+from fedfactor.runs.recipe import Recipe, described
+from fedfactor.runs.tasks import Facts, counted_facts
 from fedfactor.server.result import Result
-from fedfactor.server.store import DiskStore, Journal, MemoryStore
 from fedfactor.task import EVALUATION_BATCH, Task
 
 
@@ -81,7 +81,8 @@ def simulate(
         capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
             have each, such as `{1.0: 0.5, 0.25: 0.5}`. None: all clients train the full model.
         kind: What the targets are: classes (classification), 0 or 1 (binary), or the next token (language).
-        directory: Commit each round to this directory. A call with the same directory resumes the run.
+        directory: Commit each round to this directory. A call with the same directory resumes the run; with more
+            rounds, it extends the run. `fedfactor report` and `fedfactor.load(directory, model=...)` open it.
         engine: Where clients run; by default in this process, one after another. `fedfactor.engines.Pool` runs them
             in worker processes.
         on_event: Called with each event of the run, such as the metrics of a round.
@@ -127,24 +128,27 @@ def simulate(
             raise TypeError("test and alpha are for inputs and targets; a FederatedData has its own split and test set")
     else:
         data = split(data, clients, test=test, alpha=alpha, seed=seed)
-    setup = Setup(
-        Task(model, data, kind, evaluate_batch_size),
+    recipe = described(
+        Path(directory or "simulation").resolve().name,
+        training,
+        Rounds(**{f.name: given[f.name] for f in fields(Rounds)}),
+        capacities if isinstance(capacities, Capacities) else Capacities(capacities or {1.0: 1.0}),
         create("methods", method) if isinstance(method, str) else method,
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,
-        training,
     )
-    folder = Path(directory) if directory is not None else None
-    federation = Federation(
-        setup,
-        Rounds(**{f.name: given[f.name] for f in fields(Rounds)}),
-        engine or Inline(),
-        capacities if isinstance(capacities, Capacities) else Capacities(capacities or {1.0: 1.0}),
-        DiskStore(folder / "checkpoint") if folder else MemoryStore(),
-        Journal(folder / "metrics.jsonl" if folder else None),
-        on_event,
-    )
-    return Result(federation, federation.run())
+    task = Task(model, data, kind, evaluate_batch_size)
+
+    def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
+        return recipe, task, {} if directory is None else counted_facts(task.data, kind, _class_names(task.data))
+
+    return run(recipe, directory, resume=True, engine=engine, on_event=on_event, begin=begin)
+
+
+def _class_names(data: FederatedData) -> list[str]:
+    """Return the numbers of all classes that occur, as names."""
+    targets = [examples[1] for examples in (data.train, data.central) if examples is not None and len(examples[1])]
+    return [str(number) for number in range(1 + max(int(part.max()) for part in targets))]
 
 
 def split(

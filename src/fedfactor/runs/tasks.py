@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from fedfactor.data import Dataset, counts, federated
+from fedfactor.data import counts, federated
 from fedfactor.data import load as load_data
-from fedfactor.data.clients import FederatedData
+from fedfactor.data.clients import FederatedData, Kind
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import Recipe
@@ -29,21 +29,32 @@ def setup_of(recipe: Recipe, task: Task) -> Setup:
 
 def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
     """Load a recipe's data, partition it and build the task; return it with facts for use without the data."""
+    if recipe.from_python:
+        raise RunError(
+            "the run was started from Python, so its data cannot be loaded: they were Python objects. Give them with "
+            "load(DIR).rebuilt(Task(model, data))"
+        )
     tables = recipe.tables
     dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
-    facts = facts_of(dataset, data)
-    if data.train[1].dim() == 1:
-        facts["examples"] = counts(data, dataset.classes, most=COUNTED).tolist()
+    facts = counted_facts(data, dataset.kind, dataset.class_names)
     return task_with(recipe, data, facts), facts
 
 
-def facts_of(dataset: Dataset, data: FederatedData) -> Facts:
+def counted_facts(data: FederatedData, kind: Kind, class_names: Sequence[str]) -> Facts:
+    """Return the facts about a task, and which client has how many examples of which class."""
+    facts = facts_of(data, kind, class_names)
+    if data.train[1].dim() == 1:
+        facts["examples"] = counts(data, len(class_names), most=COUNTED).tolist()
+    return facts
+
+
+def facts_of(data: FederatedData, kind: Kind, class_names: Sequence[str]) -> Facts:
     """Return the facts about a task that are needed to use its models without the data."""
     return {
-        "kind": dataset.kind,
-        "classes": dataset.classes,
-        "class_names": dataset.class_names,
+        "kind": kind,
+        "classes": len(class_names),
+        "class_names": class_names,
         "clients": data.clients,
         "input_shape": data.train[0].shape[1:],
         "input_dtype": str(data.train[0].dtype).removeprefix("torch."),

@@ -136,6 +136,11 @@ class Federation:
             return None
         data, info = last
         self._check_same_run(info["settings"])
+        if info["round"] > self.rounds.rounds:
+            raise ValueError(
+                f"{info['round']} rounds are committed, more than train.rounds = {self.rounds.rounds}: a run cannot "
+                f"become shorter. Set train.rounds to {info['round']} or more"
+            )
         self.journal.cut(info["events"])
         self.on_event({"event": "resumed", "round": info["round"], "past": list(self.journal.events)})
         return Server.from_bytes(data, info)
@@ -154,9 +159,10 @@ class Federation:
             "cohort": self.rounds.cohort,
             "kind": setup.task.kind,
             "clients": f"{data.clients} (split {data.fingerprint})",
+            "inputs": data.inputs_fingerprint,
             "model": hashlib.sha256(str(shapes).encode()).hexdigest()[:12],
         }
-        if "cosine" in str(setup.training.schedule):  # the only schedule that looks ahead
+        if setup.training.looks_ahead:
             found["rounds"] = self.rounds.rounds
         return {key: str(value) for key, value in found.items()}
 

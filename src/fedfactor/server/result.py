@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+import fedfactor
 from fedfactor.server.events import summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256, weights_sha256
@@ -39,11 +42,27 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Final and best accuracy, totals, and hashes of the weights and private states."""
+        """The contents of `summary.json`: accuracy, costs, hashes of weights and private states, versions."""
+        found = summarise_rounds(self.history, self.federation.rounds.target)
+        measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
+        scores: dict[str, Any] = found.get(measured, {})
         return {
-            **summarise_rounds(self.history, self.federation.rounds.target),
+            **found,
+            **self.server.totals,
+            "totals": self.server.totals,
+            "final_accuracy": scores.get("final"),
+            "best_accuracy": scores.get("best"),
+            "accuracy_of": measured,
+            "seconds": sum(event.get("seconds", 0.0) for event in self.history),
             "weights_sha256": weights_sha256(self.server.tensors),
             "private_sha256": private_sha256(self.federation.store),
+            "measured": {key: found[key] for key in MEASURED if key in found},
+            "versions": {
+                "fedfactor": fedfactor.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "machine": platform.machine(),
+            },
         }
 
     def __str__(self) -> str:
@@ -57,11 +76,9 @@ class Result:
                 best = f"best {score['best']:.4f} in round {score['best_round']}"
                 lines.append(f"{key}: accuracy {score['final']:.4f} ({best}); {protocol[meaning]}")
                 lines += [f"  {line}" for line in _details(last.get(key, {}))]
-        totals = found["totals"]
-        if totals:
-            macs = "not counted" if totals["macs"] is None else f"{totals['macs']:,}"
-            lines.append(f"bytes up {totals['bytes_up']:,}, bytes down {totals['bytes_down']:,}; MACs {macs}")
-            lines.append(f"failures {totals['failures']:,}")
+        macs = "not counted" if found["macs"] is None else f"{found['macs']:,}"
+        lines.append(f"bytes up {found['bytes_up']:,}, bytes down {found['bytes_down']:,}; MACs {macs}")
+        lines.append(f"failures {found['failures']:,}")
         return "\n".join(lines)
 
 

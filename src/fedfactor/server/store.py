@@ -1,25 +1,35 @@
 """Stores of a run: the server's checkpoint and the clients' states, committed together or not at all.
 
-Client states are files named by client and version. A version is valid only if the checkpoint's round is at least as
-high. So a process killed at any moment leaves either the old round or the new one, never a mixture.
+Client states are files named by client, version and SHA-256. A version is valid only if the checkpoint's round is at
+least as high. So a process killed at any moment leaves either the old round or the new one, never a mixture. The
+checkpoint records its own SHA-256. A file is verified whenever it is read: client states one by one, not at opening.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedfactor.protocol.files import sync, write_file
-from fedfactor.protocol.message import BadMessage, Bytes, decode
+from fedfactor.files import sync, write_file, write_text
+from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.states import States
 
 Changes = Mapping[str, Mapping[int, Bytes]]
 """New states, by section and client."""
+
+
+class Damaged(ValueError):
+    """A file of a run is not what was written; the message names it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is damaged ({reason}): restore it from a backup, or start again in another directory")
 
 
 class Store(States, Protocol):
@@ -87,7 +97,10 @@ class MemoryStore:
 
 
 class DiskStore:
-    """A store in a directory: `round-N/server.safetensors`, `round-N/info.json`, `current`, `SECTION/xx/CLIENT.N`."""
+    """A store in a directory: `current`, which names `round-N`, and below it one file per client state.
+
+    `round-N/server.safetensors` and `round-N/info.json` are the checkpoint, and `SECTION/xx/CLIENT.N.SHA256` a state.
+    """
 
     def __init__(self, directory: Path, keep: Collection[int] = (), *, writing: bool = True) -> None:
         self.directory = directory
@@ -95,53 +108,72 @@ class DiskStore:
         if writing:
             directory.mkdir(parents=True, exist_ok=True)
         last = self.last()
-        committed = last[1]["version"] if last else -1
-        self._versions: dict[tuple[str, int], int] = {}
-        ours = [path for path in directory.glob("*/*/*.*") if path.stem.isdigit() and path.suffix[1:].isdigit()]
-        for path in sorted(ours, key=lambda path: int(path.suffix[1:])):
-            key, version = (path.parent.parent.name, int(path.stem)), int(path.suffix[1:])
-            stale = path if version > committed else None  # from a round that was never committed
-            if version <= committed:
-                if key in self._versions:  # replaced by a later version
-                    stale = self._path(*key, self._versions[key])
-                self._versions[key] = version
+        info = last[1] if last else {"version": -1, "states": 0}
+        self._names: dict[tuple[str, int], str] = {}
+        found = [(match, path) for path in directory.glob("*/*/*.*") if (match := STATE.fullmatch(path.name))]
+        for match, path in sorted(found, key=lambda file: int(file[0]["version"])):
+            key = path.parent.parent.name, int(match["client"])
+            stale: Path | None = path  # from a round that was never committed
+            if int(match["version"]) <= info["version"]:
+                stale = self._path(*key, self._names[key]) if key in self._names else None  # replaced by this version
+                self._names[key] = path.name
             if writing and stale is not None:
                 stale.unlink()
-        if writing and committed in keep:  # the process was killed between commit and copy
-            self._keep(committed)
+        if len(self._names) != info["states"]:
+            raise FileNotFoundError(
+                f"{directory} has {len(self._names)} of the {info['states']} client states that round "
+                f"{info['version']} committed: restore the missing files from a backup"
+            )
+        if writing and info["version"] in keep:  # the process was killed between commit and copy
+            self._keep(info["version"])
 
-    def _path(self, section: str, client: int, version: int) -> Path:
-        return self.directory / section / f"{client % 256:02x}" / f"{client}.{version}"
+    def _path(self, section: str, client: int, name: str) -> Path:
+        return self.directory / section / f"{client % 256:02x}" / name
 
     def read(self, section: str, client: int) -> bytes | None:
-        """Return the committed state of a client, or `None`."""
-        version = self._versions.get((section, client))
-        return None if version is None else self._path(section, client, version).read_bytes()
+        """Return the committed state of a client, or `None`. Raise Damaged if it is not what was committed."""
+        name = self._names.get((section, client))
+        if name is None:
+            return None
+        path = self._path(section, client, name)
+        state = path.read_bytes()
+        if _sha256(state) != name.rpartition(".")[2]:
+            raise Damaged(path, "its SHA-256 is not the one in its name")
+        return state
 
     def holds(self, section: str, client: int) -> bool:
         """Return whether a client has a committed state."""
-        return (section, client) in self._versions
+        return (section, client) in self._names
 
     def clients(self, section: str) -> list[int]:
         """Return all clients with a committed state."""
-        return sorted(client for name, client in self._versions if name == section)
+        return sorted(client for name, client in self._names if name == section)
 
     def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
         """Write the new files, then the pointer that makes them valid; then remove the old files."""
+        new = {}
         for section, mine in states.items():
             for client, data in mine.items():
-                path = self._path(section, client, version)
+                new[section, client] = name = f"{client}.{version}.{_sha256(data)}"
+                path = self._path(section, client, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_file(path, data)
         folder = self.directory / f"round-{version}"
         folder.mkdir(exist_ok=True)
         write_file(folder / "server.safetensors", server)
-        write_file(folder / "info.json", json.dumps({**info, "version": version}).encode())
+        info = {**info, "version": version, "states": len(self._names | new), "server_sha256": _sha256(server)}
+        write_file(folder / "info.json", json.dumps({**info, "info_sha256": _info_sha256(info)}).encode())
         pointer = self.directory / "current.new"
         write_file(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
         sync(self.directory)  # before the old files are removed
-        self._forget(version, states)
+        for key, name in new.items():
+            if self._names.get(key, name) != name:
+                self._path(*key, self._names[key]).unlink(missing_ok=True)
+        self._names |= new
+        for other in self.directory.glob("round-*"):
+            if other != folder:
+                shutil.rmtree(other)
         if version in self.keep:
             self._keep(version)
 
@@ -153,47 +185,61 @@ class DiskStore:
         unfinished = aside.with_suffix(".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(self.directory / f"round-{version}", unfinished / f"round-{version}", copy_function=_link)
-        for (section, client), at in self._versions.items():
-            path = self._path(section, client, at)
+        for key, name in self._names.items():
+            path = self._path(*key, name)
             target = unfinished / path.relative_to(self.directory)
             target.parent.mkdir(parents=True, exist_ok=True)
             _link(path, target)
-        (unfinished / "current").write_text(f"round-{version}")
+        write_text(unfinished / "current", f"round-{version}")
         unfinished.rename(aside)
 
-    def _forget(self, version: int, states: Changes) -> None:
-        for section, mine in states.items():
-            for client in mine:
-                old = self._versions.get((section, client))
-                if old is not None and old != version:
-                    self._path(section, client, old).unlink(missing_ok=True)
-                self._versions[section, client] = version
-        for folder in self.directory.glob("round-*"):
-            if folder.name != f"round-{version}":
-                shutil.rmtree(folder)
-
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
-        """Return the last commit."""
-        pointer = self.directory / "current"
-        if not pointer.exists():
-            return None
-        name = pointer.read_text()
-        if not name.removeprefix("round-").isdigit():
-            raise _damaged(pointer, f"expected the name of a round, got {name[:40]!r}")
-        server, info = self.directory / name / "server.safetensors", self.directory / name / "info.json"
-        data, text = server.read_bytes(), info.read_text()
-        try:
-            decode(data)
-        except BadMessage as error:
-            raise _damaged(server, str(error)) from None
-        try:
-            return data, json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _damaged(info, str(error)) from None
+        """Return the last commit. Raise Damaged if a file is not what was committed."""
+        return read_checkpoint(self.directory)
 
 
-def _damaged(path: Path, reason: str) -> ValueError:
-    return ValueError(f"{path} is damaged ({reason}): restore it from a backup, or start again in another directory")
+STATE = re.compile(r"(?P<client>\d+)\.(?P<version>\d+)\.[0-9a-f]{64}")
+"""The name of a client state."""
+
+
+def last_version(directory: Path) -> int:
+    """Return the version of the last commit in the directory of a store; -1 before the first commit."""
+    pointer = directory / "current"
+    if not pointer.exists():
+        return -1
+    name = pointer.read_bytes().decode(errors="replace")
+    if not name.removeprefix("round-").isdigit():
+        raise Damaged(pointer, f"expected the name of a round, got {name[:40]!r}")
+    return int(name.removeprefix("round-"))
+
+
+def read_checkpoint(directory: Path) -> tuple[bytes, dict[str, Any]] | None:
+    """Return the last commit in the directory of a store, verified, or `None` before the first commit."""
+    version = last_version(directory)
+    if version < 0:
+        return None
+    folder = directory / f"round-{version}"
+    server, path = folder / "server.safetensors", folder / "info.json"
+    data, text = server.read_bytes(), path.read_bytes()
+    try:
+        info = json.loads(text)
+    except ValueError as error:
+        raise Damaged(path, str(error)) from None
+    if not isinstance(info, dict) or "info_sha256" not in info:
+        raise Damaged(path, "it has no SHA-256; earlier versions of fedfactor wrote none")
+    if info.pop("info_sha256") != _info_sha256(info):
+        raise Damaged(path, "its SHA-256 is not the one that it records")
+    if _sha256(data) != info["server_sha256"]:
+        raise Damaged(server, f"its SHA-256 is not the one in {path.name}")
+    return data, info
+
+
+def _sha256(data: Bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _info_sha256(info: dict[str, Any]) -> str:
+    return _sha256(json.dumps(info).encode())
 
 
 def _link(source: str | Path, target: str | Path) -> None:
@@ -215,10 +261,7 @@ class Journal:
         """Add an event."""
         self.events.append(event)
         if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(event) + "\n")
-                file.flush()
-                os.fsync(file.fileno())  # a commit relies on it
+            write_file(self.path, (json.dumps(event) + "\n").encode(), "ab")  # on disk: a commit relies on it
 
     def cut(self, count: int) -> None:
         """Read the first `count` events, and remove those that a killed process wrote after its last commit.
@@ -240,5 +283,5 @@ class Journal:
         try:
             event: dict[str, Any] = json.loads(line)
         except ValueError as error:
-            raise _damaged(self.path, f"line {number} is not JSON: {error}") from None
+            raise Damaged(self.path, f"line {number} is not JSON: {error}") from None
         return event

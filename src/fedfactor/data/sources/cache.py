@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import secrets
 import shutil
 import time
@@ -21,6 +22,7 @@ import numpy as np
 
 from fedfactor.data.dataset import Array
 from fedfactor.data.sources.registry import user_folder
+from fedfactor.files import naming, write_text
 
 FOLDER = ".fedfactor"
 VERSION = 1
@@ -44,7 +46,12 @@ class Draft:
         if 0 in shape:
             self.put(name, np.empty(shape, dtype))
             return np.empty(shape, dtype)
-        return np.lib.format.open_memmap(self.folder / f"{name}.npy", mode="w+", dtype=dtype, shape=shape)
+        path = self.folder / f"{name}.npy"
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # without it, a full disk would end the process when the array is filled
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
 
 def cached(
@@ -77,8 +84,9 @@ def _write(
 ) -> tuple[dict[str, Array], dict[str, Any]] | None:
     """Build a cache and give it its name; `None` if something of that name can be neither read nor removed."""
     try:
-        build(draft)
-        (draft.folder / "facts.json").write_text(json.dumps(draft.facts))
+        with naming(draft.folder):
+            build(draft)
+        write_text(draft.folder / "facts.json", json.dumps(draft.facts))
         try:
             draft.folder.rename(target)
         except OSError:  # something has that name: the same cache, written by another process, or one that is damaged

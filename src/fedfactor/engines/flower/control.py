@@ -162,7 +162,7 @@ class Control:
         )
         answer = self._ask("StartRun", request)
         if not answer.HasField("run_id"):
-            raise DeploymentError(f"the SuperLink at {self.address} did not accept the app in {app}; its log says why")
+            raise DeploymentError(f"the SuperLink at {self.address} did not accept the app in {app}")
         return int(answer.run_id)
 
     def progress(self, run: int) -> RunProgress:

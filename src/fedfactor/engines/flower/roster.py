@@ -19,7 +19,7 @@ from typing import Any, get_args
 import fedfactor
 from fedfactor.data.clients import Kind
 from fedfactor.engines.flower.adapter import ConnectedNode, Grid, Inbox, instruction, nodes, pack, push, unpack
-from fedfactor.protocol.files import write_file
+from fedfactor.files import write_atomically
 from fedfactor.protocol.message import BadMessage
 
 log = logging.getLogger("fedfactor.engines.flower")
@@ -116,7 +116,8 @@ class Roster:
     claims: dict[int, Claim] = field(default_factory=dict)
     """Claims of connected nodes, by node id."""
     _asked: dict[str, tuple[ConnectedNode, float]] = field(default_factory=dict)
-    _told: set[tuple[int, str]] = field(default_factory=set)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """Nodes that were refused, and why."""
     _inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
@@ -135,9 +136,7 @@ class Roster:
     def save(self) -> None:
         """Write the roster to its file atomically."""
         written = {"run": self.run, "start": self.start, "clients": self.clients}
-        unfinished = self.path.with_name(self.path.name + ".new")
-        write_file(unfinished, json.dumps(written, indent=1).encode())
-        unfinished.replace(self.path)
+        write_atomically(self.path, json.dumps(written, indent=1))
 
     def gather(self, grid: Grid, wanted: int, seconds: float) -> int:
         """Wait until `wanted` clients are connected or the time is up; return how many are connected.
@@ -229,9 +228,10 @@ class Roster:
         return number
 
     def _refuse(self, node: ConnectedNode, reason: str) -> None:
-        if (node.id, reason) not in self._told:  # log each reason once
-            self._told.add((node.id, reason))
-            log.warning("node %d was refused: %s", node.id, reason[:300])
+        found = node.id, reason[:300]
+        if found not in self.refused:  # log each reason once
+            self.refused.append(found)
+            log.warning("node %d was refused: %s", *found)
 
 
 AGREED = ("kind", "classes", "seen_shape", "seen_dtype")

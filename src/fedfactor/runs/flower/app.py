@@ -10,6 +10,7 @@ import tomli_w
 
 import fedfactor
 from fedfactor.checks import near
+from fedfactor.files import write_text
 from fedfactor.runs.flower.device import number_of_nodes
 from fedfactor.runs.flower.server import DEFAULTS
 from fedfactor.runs.recipe import Recipe
@@ -63,5 +64,5 @@ def write_app(
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(tomli_w.dumps(tables, multiline_strings=True), encoding="utf-8")
+    write_text(folder / "pyproject.toml", tomli_w.dumps(tables, multiline_strings=True))
     return folder

@@ -110,7 +110,7 @@ def own_task(recipe: Recipe, data: str, data_options: str, data_dir: str) -> tup
 
     tests = everybody(whole.test_of[0]) if whole.test_of is not None else None
     split = FederatedData(whole.train, everybody(whole.train_of[0]), whole.central, tests, whole.transform)
-    facts = facts_of(dataset, split)
+    facts = facts_of(split, dataset.kind, dataset.class_names)
     return task_with(recipe, split, facts), facts
 
 

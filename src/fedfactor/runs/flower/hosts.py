@@ -39,8 +39,8 @@ from fedfactor.engines.flower.programs import (
     stop_all,
     superlink_command,
 )
-from fedfactor.runs.directory import lacking
-from fedfactor.runs.flower.local import POLL, Events, committed
+from fedfactor.runs.directory import committed, finished, lacking
+from fedfactor.runs.flower.local import POLL, Events
 from fedfactor.runs.recipe import Recipe
 
 DAYS = 365
@@ -143,6 +143,8 @@ def up(
     from fedfactor.runs.flower.app import write_app
 
     events, app = Events(directory), write_app(recipe, site.folder / "app", directory, config=config)
+    if finished(recipe, directory) is None:
+        (directory / "summary.json").unlink(missing_ok=True)  # of a finished run that is now extended
     looked, attempt = 0.0, Attempts(directory)
     run: int | None = None
     answered, told, summary = False, "", directory / "summary.json"

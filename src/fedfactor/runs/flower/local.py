@@ -31,6 +31,7 @@ from fedfactor.engines.flower.programs import (
     superlink_command,
     until,
 )
+from fedfactor.runs.directory import check_claim, committed, locked
 from fedfactor.runs.recipe import Recipe
 
 MOST_NODES = 50
@@ -137,7 +138,6 @@ def run_local(
     config: Mapping[str, str | int | float | bool] | None = None,
 ) -> dict[str, Any]:
     """Run a recipe on a deployment of its own, or with Flower's simulation; return the content of `summary.json`."""
-    from fedfactor.runs.directory import check_claim, locked
     from fedfactor.runs.flower.app import write_app
     from fedfactor.runs.tasks import task_of
 
@@ -153,6 +153,8 @@ def run_local(
     directory = directory.absolute()
     with locked(directory, "flower.lock"), stopping_on_sigterm():
         check_claim(recipe, directory, resume)
+        logs = directory / "flower-logs"
+        shutil.rmtree(logs, ignore_errors=True)  # of an earlier attempt
         given: dict[str, str | int | float | bool] = {"data-dir": str(data_dir or ""), **(config or {})}
         try:
             with Deployment(directory / "flower", simulation=simulation) as deployment:
@@ -166,10 +168,12 @@ def run_local(
                         deployment.join(str(client), {"client": client, "state-dir": str(directory / "nodes")})
                     _watch(deployment, run, directory, on_event)
                 except Exception:
-                    _keep_logs(deployment.logs, directory / "flower-logs")
+                    shutil.copytree(deployment.logs, logs)
                     raise
         except DeploymentError as error:
-            raise DeploymentError(f"{error} (logs: {directory / 'flower-logs'})") from None
+            log = logs / "superlink.log"
+            said = f" (log: {log}; the nodes' logs are beside it)" if log.exists() else ""
+            raise DeploymentError(f"{error}{said}") from None
     found: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     return found
 
@@ -222,17 +226,6 @@ class Events:
         self._round, self._seen = now, info["events"]
         yield from (json.loads(line) for line in lines)
         yield {"event": "committed", "round": now}
-
-
-def committed(directory: Path) -> int:
-    """Return the last committed round of a run directory; -1 if there is none."""
-    pointer = directory / "checkpoint" / "current"
-    return int(pointer.read_text().removeprefix("round-")) if pointer.exists() else -1
-
-
-def _keep_logs(logs: Path, where: Path) -> None:
-    shutil.rmtree(where, ignore_errors=True)
-    shutil.copytree(logs, where)
 
 
 @contextlib.contextmanager

@@ -22,12 +22,13 @@ from fedfactor import cost
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.client.work import batches, filled_network, work
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
+from fedfactor.files import write_atomically
 from fedfactor.protocol import message as protocol
 from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.protocol.states import SHA256
 from fedfactor.rng import torch_rng
-from fedfactor.runs.directory import ENROLLED, write_atomically
+from fedfactor.runs.directory import ENROLLED
 from fedfactor.runs.flower.device import Config, check_config, data_of, resolve_text, setup_on_node
 from fedfactor.runs.tasks import Facts
 from fedfactor.server.dispatch import LONGEST_REASON

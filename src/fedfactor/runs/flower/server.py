@@ -88,9 +88,10 @@ def _enrol(engine: FlowerEngine) -> None:
     roster = engine.roster
     came = roster.gather(engine.grid, roster.population, engine.wait)
     if came < max(1, math.ceil(engine.quorum * roster.population)):
+        refused = "; ".join(f"node {node} was refused: {reason}" for node, reason in roster.refused[:3])
         raise QuorumLost(
             f"{came} of {roster.population} clients connected within {engine.wait:g} seconds, the quorum is "
-            f"{engine.quorum:g}. The run directory is intact; the log says why nodes were refused"
+            f"{engine.quorum:g}. {f'{refused}. ' if refused else ''}The run directory is intact"
         )
     if roster.start:
         return
