@@ -16,7 +16,7 @@ from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import at_hand
-from fedfactor.rng import derive, seeded
+from fedfactor.rng import derive, one_thread, seeded
 from fedfactor.task import Task
 
 
@@ -56,7 +56,7 @@ class Setup:
         The seed of its initial values does not depend on the client, so private parts start equal on all clients.
         """
         if capacity not in self._networks:
-            with seeded(derive(self.training.seed, "init")):
+            with seeded(derive(self.training.seed, "init")), one_thread():
                 built = self.method.network(self.task.build, capacity)
             built = built.to(self.training.torch_device, self.training.torch_dtype)
             self._networks[capacity] = built

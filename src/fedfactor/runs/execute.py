@@ -101,6 +101,7 @@ def summary_of(result: Result) -> dict[str, Any]:
         "failures": totals["failures"],
         "weights_sha256": found["weights_sha256"],
         "private_sha256": found["private_sha256"],
+        **{key: found[key] for key in ("start_errors", "warnings") if key in found},
         "measured": {key: found[key] for key in ("global", "all", "selected_before", "selected_after") if key in found},
         "versions": {
             "fedfactor": fedfactor.__version__,

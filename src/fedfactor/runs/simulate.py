@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import signature
@@ -134,6 +135,12 @@ def simulate(
         create("codecs", codec) if isinstance(codec, str) else codec,
         training,
     )
+
+    def heard(event: dict[str, Any]) -> None:
+        for text in event.get("warnings", ()):
+            warnings.warn(text, stacklevel=2)
+        on_event(event)
+
     folder = Path(directory) if directory is not None else None
     federation = Federation(
         setup,
@@ -142,7 +149,7 @@ def simulate(
         capacities if isinstance(capacities, Capacities) else Capacities(capacities or {1.0: 1.0}),
         DiskStore(folder / "checkpoint") if folder else MemoryStore(),
         Journal(folder / "metrics.jsonl" if folder else None),
-        on_event,
+        heard,
     )
     return Result(federation, federation.run())
 
