@@ -11,14 +11,14 @@ import torch
 import fedfactor
 from fedfactor.export.formats import Format
 from fedfactor.export.taking import Taken
-from fedfactor.registry import entries
+from fedfactor.registry import get
 
 
 def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
     """Write the card in Markdown."""
     run, result, facts = taken.run, taken.result, taken.facts
     recipe, method = run.recipe, result.federation.setup.at(result.server.round).method
-    paper = entries("methods")[recipe.method.name].paper
+    paper = get("methods", recipe.tables["method"]["name"]).paper
     totals = result.server.totals
     whose = f"the model of client {taken.client}" if taken.client is not None else "the server's model"
     settings = ", ".join(f"{key} = {value!r}" for key, value in recipe.tables["method"].items() if key != "name")

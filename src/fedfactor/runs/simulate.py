@@ -76,7 +76,8 @@ def simulate(
         test: Inputs and targets of the central test set; only where `data` are inputs and targets.
         clients: Number of clients to split inputs and targets over.
         alpha: Split by Dirichlet(alpha) over the labels: the smaller, the fewer classes per client. None: IID.
-        method: A federated method, or its name (`fedfactor.list_methods()`).
+        method: A federated method, its name (`fedfactor.list_methods()`), or `package.module:Class`, a class of your
+            own. So also `optimizer` and `codec`.
         optimizer: How clients and server step, or its name: fedavg, fedprox, scaffold, feddyn, fedadam, ...
         codec: How tensors are encoded in messages, or its name: float32, float16, fedpaq, int8, topk, ...
         capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
