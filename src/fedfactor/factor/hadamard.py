@@ -147,7 +147,7 @@ class Hadamard(Scheme):
         values = [nn.Parameter(factor.contiguous()) for factor in factors.values()]
         energy, size_before = target.square().sum(), sum(float(factor.square().sum()) for factor in factors.values())
 
-        @torch.enable_grad()  # type: ignore[untyped-decorator]
+        @torch.enable_grad()
         def error() -> Tensor:
             composed = self.compose(dict(zip(factors, values, strict=True)), shape)
             size_now = sum((value.square().sum() for value in values), torch.zeros(()))
@@ -156,10 +156,10 @@ class Hadamard(Scheme):
                 value.grad = gradient.contiguous()
             return found.detach()
 
-        wolfe = "strong_wolfe"
-        torch.optim.LBFGS(
-            values, max_iter=FIT_STEPS, tolerance_grad=0.0, history_size=10, line_search_fn=wolfe
-        ).step(error)
+        fit = torch.optim.LBFGS(
+            values, max_iter=FIT_STEPS, tolerance_grad=0.0, history_size=10, line_search_fn="strong_wolfe"
+        )
+        fit.step(error)  # type: ignore[no-untyped-call]
         factors = {name: value.detach() for name, value in zip(factors, values, strict=True)}
         factors["x1"] = factors["x1"] * scale
         for side in "12" if self.tanh or self.personal else ("12",):  # only W1 * W2 can move a factor from side to side

@@ -58,7 +58,8 @@ class PFedPara(Factorised):
     """W = W1 * (W2 + 1): X1, Y1, T1, biases and norms are shared, X2, Y2, T2 stay on the client (Sec. 2.3, Alg. 2).
 
     Private factors start equal on all clients, because Algorithm 2 transmits them once at the start. With
-    `start = "given"`, both halves are fitted to the model's weights; each process computes this fit for itself.
+    `start = "given"`, both halves are fitted to the model's weights. A client computes its half when it first takes
+    part.
 
     Use it where clients differ and bandwidth matters too: half of the factors are uploaded and downloaded, the other
     half makes the model personal.

@@ -25,7 +25,7 @@ from fedfactor.protocol.states import HeldTensors
 from fedfactor.task import Build, Task
 
 Networks = Callable[[float], nn.Module]
-"""Returns the initial network for a capacity: one object per capacity, the same on every machine."""
+"""Returns the network of a capacity, one object per capacity. Only those that `initial` gets have initial values."""
 
 
 @dataclass(frozen=True)

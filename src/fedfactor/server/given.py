@@ -30,12 +30,12 @@ def given_model(setup: Setup) -> nn.Module:
         return setup.task.build()
 
 
-def start_errors(setup: Setup, given: nn.Module) -> dict[str, float]:
-    """Return ||W' - W|| / ||W|| for each weight W of the given model that starts with another value W'.
+def start_errors(initial: nn.Module, given: nn.Module) -> dict[str, float]:
+    """Return ||W' - W|| / ||W|| for each weight W of the given model that the method's network starts with as W'.
 
-    Call this before the setup's network is filled with other tensors. Weights without a counterpart are left out.
+    Weights that are the same up to rounding are left out, and so are weights without a counterpart.
     """
-    start, found = tensors_of(compose(setup.network(1.0))), {}
+    start, found = tensors_of(compose(initial)), {}
     for name, weight in tensors_of(given).items():
         if weight.dim() > 1 and name in start and start[name].shape == weight.shape:
             wanted = weight.double().cpu()
@@ -72,7 +72,9 @@ def trained(model: nn.Module, names: list[str]) -> str:
     were trained only a little may show neither sign.
     """
     for name, module in model.named_modules():
-        if isinstance(module, NORMS) and any(t.numel() and (t != t.flatten()[0]).any() for t in tensors_of(module).values()):
+        if isinstance(module, NORMS) and any(
+            t.numel() and (t != t.flatten()[0]).any() for t in tensors_of(module).values()
+        ):
             return f"the values of the norm layer {name} differ from each other"
     weights = tensors_of(model)
     for name in names:
