@@ -251,7 +251,9 @@ def test_classes_that_are_not_of_the_kind_are_refused(own: str) -> None:
     ]:
         with pytest.raises(ValueError, match=f"'{own}:{cls}' {reason}"):
             registry.create(kind, f"{own}:{cls}")
-    with pytest.raises(ValueError, match=r"No module named 'nowhere_at_all'\. On each machine of the run, it must be in"):
+    with pytest.raises(
+        ValueError, match=r"No module named 'nowhere_at_all'\. On each machine of the run, it must be in"
+    ):
         registry.create("methods", "nowhere_at_all:Method")
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedfactor.nn import dense_names
