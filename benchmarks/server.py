@@ -48,7 +48,7 @@ def measure(method: Method, levels: tuple[float, ...], options: dict[str, object
     setup = Setup(Task(build, data), method, FedAvgOptimizer(), Float32(), Training())
     setup.bind(levels)
     method = setup.method
-    server = method.start(setup.network)
+    server = method.initial(setup.initial)
     cohort = [Participant(client, levels[client % len(levels)], 0) for client in range(CLIENTS)]
 
     def plans() -> tuple[Tensors, list[Reply]]:

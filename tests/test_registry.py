@@ -16,9 +16,13 @@ import fedfactor
 from fedfactor import models, registry
 from fedfactor.data import federated, load
 from fedfactor.data.sources import info
+from fedfactor.engines import Pool
 from fedfactor.methods import FedAvg
 from fedfactor.registry import create, register
-from fedfactor.runs import loggers
+from fedfactor.runs import compare, loggers
+from fedfactor.runs.execute import run as execute
+from tests.helpers import tiny
+from tests.helpers.recipes import TABLES, recipe
 
 SOURCE = Path(fedfactor.__file__).parents[1]
 MODULE = '''
@@ -166,6 +170,91 @@ def test_an_entry_point_that_registers_nothing(install: Callable[[str], None]) -
 
 
 # `package.module:name` needs no registration.
+
+
+OWN = '''
+from dataclasses import dataclass
+from fedfactor.methods import FedAvg, Method
+from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.optimizer import Optimizer
+
+@dataclass(frozen=True)
+class Doubled(Method):
+    """A method of their own."""
+    power: float = 1.0
+    def weights(self, replies):
+        return [reply.samples ** self.power for reply in replies]
+
+@dataclass(frozen=True)
+class Halfway(Optimizer):
+    share: float = 0.5
+    def step(self, step):
+        return {name: old + self.share * (step.mean[name] - old) for name, old in step.server.items()}, step.state
+
+@dataclass(frozen=True)
+class Rounded(Codec):
+    digits: int = 2
+    def up(self, weights, reference, state, rng):
+        return {name: weight.round(decimals=self.digits) for name, weight in weights.items()}, {}
+
+class Undecorated(FedAvg):
+    power: float = 1.0
+
+@dataclass(frozen=True)
+class Bare(Method):
+    power: float
+
+def function(): pass
+'''
+PARTS = {"method": "Doubled", "optimizer": "Halfway", "codec": "Rounded"}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write a module into the current folder, which is not on Python's path; return its name."""
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_own_classes_in_the_current_folder_are_used_by_path(own: str) -> None:
+    by_path = {section: f"{own}:{cls}" for section, cls in PARTS.items()}
+    written = [f"{section}.name={path}" for section, path in by_path.items()]
+    chosen = recipe(*written, "method.power=0.5", "optimizer.share=0.25", "codec.digits=3", "train.rounds=1")
+    assert str(chosen.method) == "Doubled(power=0.5)" and str(chosen.optimizer) == "Halfway(share=0.25)"
+    assert chosen.tables["method"] == {"name": f"{own}:Doubled", "power": 0.5}
+    assert chosen.method.name == f"{own}:Doubled"  # in messages
+    assert execute(chosen).summary["totals"]["failures"] == 0
+    simulated = fedfactor.simulate(tiny.Tiny, tiny.data(), **by_path, rounds=1, cohort=2)  # type: ignore[arg-type]
+    assert simulated.summary["totals"]["failures"] == 0
+    assert fedfactor.create_method(f"{own}:Doubled", power=0.5) == chosen.method
+    cells = compare.cells(TABLES, ["fedavg", f"{own}:Doubled"], [1], Path("side"))
+    assert [type(cell.recipe.method).__name__ for cell in cells] == ["FedAvg", "Doubled"]
+
+
+def test_own_classes_reach_worker_processes(own: str) -> None:
+    chosen = recipe(*(f"{section}.name={own}:{cls}" for section, cls in PARTS.items()), "train.rounds=1")
+    with Pool(1) as pool:
+        assert execute(chosen, engine=pool).summary["weights_sha256"] == execute(chosen).summary["weights_sha256"]
+
+
+def test_classes_that_are_not_of_the_kind_are_refused(own: str) -> None:
+    for kind, cls, reason in [
+        ("methods", "function", "is no method: derive a class from fedfactor.protocol.method.Method"),
+        ("methods", "Rounded", "is no method: derive a class from fedfactor.protocol.method.Method"),
+        ("codecs", "Doubled", "is no codec: derive a class from fedfactor.protocol.codecs.Codec"),
+        ("methods", "Undecorated", "is no method: Undecorated must be a frozen dataclass"),
+        ("methods", "Bare", r"is no method: Bare\.power needs a default"),
+        ("optimizers", "Nothing", "cannot be imported as package.module:name: module '.*' has no attribute 'Nothing'$"),
+    ]:
+        with pytest.raises(ValueError, match=f"'{own}:{cls}' {reason}"):
+            registry.create(kind, f"{own}:{cls}")
+    with pytest.raises(
+        ValueError, match=r"No module named 'nowhere_at_all'\. On each machine of the run, it must be in"
+    ):
+        registry.create("methods", "nowhere_at_all:Method")
 
 
 def test_functions_in_the_current_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

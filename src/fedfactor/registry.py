@@ -87,12 +87,14 @@ class _Kind(NamedTuple):
     all entry points are loaded before a name is looked up. For the other kinds an entry point has the name of its
     entry: it is loaded only when that name is asked for, and may refer to a function or class without `register`."""
     entry: str = f"{__name__}:Entry"
+    base: str = ""
+    """The class from which entries of the kind are derived."""
 
 
 _KINDS = {
-    "methods": _Kind("method", "fedfactor.methods"),
-    "optimizers": _Kind("optimizer", "fedfactor.optimizers"),
-    "codecs": _Kind("codec", "fedfactor.protocol.codecs"),
+    "methods": _Kind("method", "fedfactor.methods", base="fedfactor.protocol.method:Method"),
+    "optimizers": _Kind("optimizer", "fedfactor.optimizers", base="fedfactor.protocol.optimizer:Optimizer"),
+    "codecs": _Kind("codec", "fedfactor.protocol.codecs", base="fedfactor.protocol.codecs:Codec"),
     "partitions": _Kind("partition", "fedfactor.data.partitions"),
     "models": _Kind("model", "fedfactor.models", False, "fedfactor.models.registry:ModelInfo"),
     "data": _Kind("data set", "fedfactor.data.sources", False, "fedfactor.data.sources.registry:Source"),
@@ -161,7 +163,12 @@ def entries(kind: str) -> dict[str, Any]:
 
 
 def get(kind: str, name: str) -> Any:
-    """Return the entry of a name (an `Entry`, `ModelInfo` or `Source`). Raise ValueError if there is none."""
+    """Return the entry of a name (an `Entry`, `ModelInfo` or `Source`). Raise ValueError if there is none.
+
+    A method, optimizer or codec may also be a class of your own, as `package.module:Class`.
+    """
+    if ":" in name and kind in KINDS:
+        return _own_class(kind, name)
     known = entries(kind) if _KINDS[kind].settings else _own(kind)
     for point in _plugins(kind) if name not in known else ():
         if point.name == name:
@@ -198,8 +205,26 @@ def imported(path: str) -> Any:
         if not callable(found):
             raise TypeError(f"it is a {type(found).__name__}, not a function or class")
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path!r} cannot be imported as package.module:name: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError)
+        hint = ". On each machine of the run, it must be in the current folder, on PYTHONPATH or installed"
+        raise ValueError(
+            f"{path!r} cannot be imported as package.module:name: {error}{hint if missing else ''}"
+        ) from error
     return found
+
+
+def _own_class(kind: str, path: str) -> Entry:
+    """Return the entry of a class that need not be registered. Raise ValueError if it is none of this kind."""
+    cls, chosen = imported(path), _KINDS[kind]
+    if not (isinstance(cls, type) and issubclass(cls, _attribute(chosen.base))):
+        raise ValueError(f"{path!r} is no {chosen.word}: derive a class from {chosen.base.replace(':', '.')}")
+    try:
+        _check_settings(cls)
+    except TypeError as error:
+        raise ValueError(f"{path!r} is no {chosen.word}: {error}") from None
+    if "name" not in cls.__dict__:
+        cls.name = path  # type: ignore[attr-defined]
+    return Entry(kind, path, cls)
 
 
 def _attribute(path: str) -> Any:
@@ -233,7 +258,7 @@ def _load(kind: str, point: EntryPoint) -> None:
 
 
 def _check_settings(cls: Any) -> None:
-    if not getattr(getattr(cls, "__dataclass_params__", None), "frozen", False):
+    if not getattr(vars(cls).get("__dataclass_params__"), "frozen", False):  # inherited: its own fields would be none
         raise TypeError(f"{cls.__name__} must be a frozen dataclass: its fields are its hyper-parameters")
     for item in dataclasses.fields(cls):
         if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:

@@ -30,6 +30,17 @@ def numpy_rng(seed: int, purpose: str, round: int = 0, client: int | str = "") -
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread, and restore the number at the end: sums round differently with another number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's global generators of the CPU and of one device, and restore the CPU's at the end.
 

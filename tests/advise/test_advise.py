@@ -154,8 +154,12 @@ def test_the_choice_and_its_reason() -> None:
     assert weak.choice and weak.choice.rows[0].size.macs <= 1e6 and "operations" in sentence(weak)
     personal = found_for("phone: 150 kB up", personal=True)
     assert personal.choice and personal.choice.personal and personal.choice.method.name != thin.choice.method.name
+    alone = found_for("pc: 1 GB", personal=True, methods=("local", "fedper"))  # no message is smaller than local's
+    assert alone.choice and alone.choice.method.name == "fedper" and "the only method" in sentence(alone)
+    assert [fit.method.name for fit in alone.fits] == ["fedper", "local"]
+    assert found_for("pc: 1 GB", personal=True, methods=("local",)).choice is None
     nothing = found_for("dust: 1 kB up", methods=("fedavg", "heterofl"))
-    assert nothing.choice is None and sentence(nothing).startswith("No method with a global model")
+    assert nothing.choice is None and sentence(nothing).startswith("No federated method with a global model")
     with pytest.raises(PlanError, match="there is no choice to write"):
         to_recipe(nothing, "x")
 
@@ -180,7 +184,7 @@ def test_a_plan_as_plain_data() -> None:
 # What is written runs.
 
 
-@pytest.mark.parametrize("method", tiny.METHODS)
+@pytest.mark.parametrize("method", sorted({*tiny.METHODS} - {"local"}))  # which is never the choice
 def test_a_recipe_of_every_method_that_fits_runs(method: str) -> None:
     personal = not any(not fit.personal for fit in advise(asked("any: 1 GB", methods=(method,))).fits)
     found = advise(asked("phone: 1 GB, 50 %", "pc: 1 GB", methods=(method,), personal=personal, capacities=(0.5,)))

@@ -81,6 +81,17 @@ def test_lines_where_there_is_no_terminal_and_nothing_when_quiet() -> None:
         assert quiet or "2.0 kB, dense FedAvg 2.0 kB (1.0x), 0:00:10 left" in lines[1]
 
 
+def test_warnings_and_errors_of_the_start_are_shown() -> None:
+    begun = {"event": "start", "dense_bytes": 0, "warnings": ["weights are lost"], "start_errors": {"fc.weight": 0.25}}
+    for quiet in (False, True):
+        console = Console(file=io.StringIO(), force_terminal=False, width=40)
+        with Progress(console, quiet) as progress:
+            progress.start("d", 1)(begun)
+        wanted = ["d: warning: weights are lost", "d: relative errors of the first factors against the given weights: "]
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert lines == ([] if quiet else [wanted[0], wanted[1] + "fc.weight 0.250"])
+
+
 def test_a_terminal_gets_the_picture() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with Progress(console, False) as progress:

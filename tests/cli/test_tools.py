@@ -35,6 +35,22 @@ def test_the_command_writes_a_recipe_that_the_command_runs(tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--input", "1x9x9", "--recipe", "plan.toml"), "a recipe needs a data set"),
+        (("--input", "1x8x8", "--recipe", "nowhere/plan.toml"), "the folder nowhere does not exist"),
+    ],
+)
+def test_a_recipe_that_cannot_be_written_fails_before_the_work(
+    words: tuple[str, ...], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedfactor.advise.advise", lambda request: pytest.fail("this takes a minute"))
+    done = fedfactor("plan", "--model", "digits_cnn", "--device", "pc: 1 GB", *words)
+    assert done.exit_code == 2 and reason in done.stderr
+
+
 def test_export_writes_a_model_and_says_how_to_load_it(tmp_path: Path) -> None:
     run(recipe("method.name=fedper", "train.rounds=1"), tmp_path / "run")
     out = tmp_path / "model.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedfactor.factor.base import ConvGeometry, Factors, Unfit, WeightShape, convolve
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, convolve
 from fedfactor.factor.hadamard import Hadamard, jacobian_correction
+from fedfactor.factor.tucker import LowRank
 
 CHANNELS = (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
 VGG16 = [WeightShape(o, i, (3, 3)) for i, o in dict.fromkeys(pairwise(CHANNELS))]
@@ -172,8 +174,44 @@ def test_small_weights_stay_dense() -> None:
         Hadamard(gamma=1.0).rank_of(WeightShape(64, 3, (3, 3)))
     with pytest.raises(Unfit, match="inner rank 4, but beyond rank 2"):
         Hadamard(ratio=0.5).shapes(WeightShape(10, 10))
-    with pytest.raises(Unfit, match="no closed form"):
-        Hadamard().from_dense(torch.zeros(64, 64))
+
+
+# Factors of a given weight.
+
+FITTED = [({}, ()), ({}, (3, 3)), ({"reshape": True}, (3, 3)), ({"tanh": True}, ()), ({"personal": True}, (3,))]
+
+
+def error_of(scheme: Scheme, weight: Tensor, factors: Factors) -> float:
+    return float((scheme.compose(factors, WeightShape.of(weight)) - weight).norm() / weight.norm())
+
+
+@pytest.mark.parametrize(("options", "kernel"), FITTED, ids=str)
+def test_factors_are_fitted_to_a_weight_better_than_low_rank_ones(options: Any, kernel: tuple[int, ...]) -> None:
+    """The weight has the slowly falling spectrum of a trained one, and its entries are as large as those of one."""
+    g, scheme = torch.Generator().manual_seed(0), Hadamard(gamma=0.5, **options)
+    size = (48, 32, *kernel)
+    flat = torch.randn(48, math.prod(size[1:]), generator=g)
+    u, s, vh = torch.linalg.svd(flat, full_matrices=False)
+    weight = ((u * s / torch.arange(1, 49)[: len(s)].sqrt()) @ vh).reshape(size)
+    weight = weight * 0.2 / weight.std()
+    shape = WeightShape.of(weight)
+    one, two = (scheme.from_dense(weight, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) and not one[name].requires_grad for name in one)
+    assert {name: tuple(factor.shape) for name, factor in one.items()} == scheme.shapes(shape)
+    low = LowRank(rank=scheme.rank_of(shape))
+    matrix = weight.flatten(1) if options.get("reshape") else weight
+    assert error_of(scheme, weight, one) < 0.85 * error_of(low, matrix, low.from_dense(matrix))
+    sizes = [float(factor.square().mean().sqrt()) for name, factor in one.items() if name.endswith("1")]
+    assert max(sizes) == pytest.approx(min(sizes), rel=1e-4)  # as `init` draws them, so that SGD trains all alike
+
+
+@pytest.mark.parametrize("scheme", [Hadamard(), Hadamard(personal=True), Hadamard(tanh=True), LowRank()], ids=str)
+def test_a_weight_of_zeros_is_kept_and_can_be_trained(scheme: Scheme) -> None:
+    shape = WeightShape(64, 64)
+    factors = {name: factor.requires_grad_() for name, factor in scheme.from_dense(torch.zeros(64, 64)).items()}
+    weight = scheme.compose(factors, shape)
+    assert not weight.any()
+    assert any(gradient.any() for gradient in torch.autograd.grad(weight.sum(), list(factors.values())))
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

@@ -82,7 +82,7 @@ class Small(nn.Module):
 def test_eq_4_averages_the_basis_over_all_and_the_rest_within_a_width() -> None:
     method = FLANC(bases={"inner": (2, 1)}).bind(task(), (1.0, 0.5, 0.25))
     networks = {width: method.network(Small, width) for width in method.widths}
-    server = method.start(networks.__getitem__)
+    server = method.initial(networks.__getitem__)
     assert set(server) == {"inner.v"} | {f"{n}@{w:g}" for n in ("inner.u", "fc.weight") for w in method.widths}
     server = {name: torch.zeros_like(tensor) for name, tensor in server.items()}
 

@@ -64,7 +64,7 @@ def test_a_recurrent_sub_model_is_cut_within_its_gates() -> None:
 
     method = PriSM()
     networks = {keep: method.network(build, keep) for keep in (1.0, 0.5)}
-    server = method.start(networks.__getitem__)
+    server = method.initial(networks.__getitem__)
     view = method.prepare(server, networks, training=True)
     plan = method.plan(view, Participant(0, 0.5, 0), networks[0.5], torch.Generator().manual_seed(3))
     rows = [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27]
@@ -116,7 +116,7 @@ def test_small_clients_sample_more_sharply_and_dead_kernels_come_last() -> None:
 
 def test_layers_and_clients_draw_independently_and_orthdrop_never() -> None:
     network, method = PriSM().network(Tiny, 0.5), PriSM(kappa=0.5)
-    server = method.start(lambda _: method.network(Tiny, 1.0))
+    server = method.initial(lambda _: method.network(Tiny, 1.0))
     view = method.prepare(server, {0.5: network}, training=True)
 
     def kernels(method: PriSM, seed: int) -> list[list[int]]:

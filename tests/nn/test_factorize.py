@@ -128,7 +128,7 @@ def test_keep_weights_starts_from_the_weight_where_the_scheme_can() -> None:
     assert_same_function(factorize(dense, Additive(), keep_weights=True), dense, x)
     assert_same_function(factorize(dense, ChannelSplit(ratio=1.0), keep_weights=True), dense, x)
     with pytest.raises(ValueError, match=r"'conv'.*no closed form"):
-        factorize(dense, Hadamard(), keep_weights=True)
+        factorize(dense, LowRank(blocks=2), keep_weights=True)
 
 
 def test_factorize_leaves_the_given_model_alone() -> None:

@@ -25,7 +25,9 @@ def test_every_default_is_written_out() -> None:
         "name": "digits", "test_share": 0.2, "split_seed": 0, "norm": "", "crop": 0, "flip": False, "rotate": 0.0,
     }  # fmt: skip
     assert tables["partition"]["alpha"] == 0.5 and tables["partition"]["take"] == 0
-    assert tables["method"] == {"name": "fedpara", "dense": [], "gamma": 0.1, "tanh": False, "jacobian": 0.0}
+    assert tables["method"] == {
+        "name": "fedpara", "dense": [], "start": "random", "gamma": 0.1, "tanh": False, "jacobian": 0.0,
+    }  # fmt: skip
     assert resolve({**BASE, "model": {"name": "vgg16"}}).tables["model"] == {
         "name": "vgg16", "groups": 2, "dropout": 0.5, "channels": 3,
     }  # fmt: skip

@@ -94,8 +94,8 @@ class Leaking(FedPer):
     def plan(self, view: Any, who: Participant, network: nn.Module, rng: Any) -> Any:
         return whole_plan(view)
 
-    def start(self, networks: Any) -> Any:
-        return Method.start(FedAvg(), networks)
+    def initial(self, networks: Any) -> Any:
+        return Method.initial(FedAvg(), networks)
 
 
 class DifferentStarts(FedPer):

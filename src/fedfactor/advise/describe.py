@@ -26,11 +26,11 @@ def sentence(found: Advice) -> str:
     kind = "personal models" if request.personal else "a global model"
     if fit is None:
         return (
-            f"No method with {kind} fits all devices: raise a limit, try a smaller batch (--set train.batch_size=8) "
-            "or smaller capacities (--capacities), or choose a smaller model."
+            f"No federated method with {kind} fits all devices: raise a limit, try a smaller batch (--set "
+            "train.batch_size=8) or smaller capacities (--capacities), or choose a smaller model."
         )
     sizes = ", ".join(dict.fromkeys(_what(fit, row) for row in fit.rows))
-    rivals = sum(other.personal == fit.personal for other in found.fits) - 1
+    rivals = sum(other.suits(request) for other in found.fits) - 1
     if fit.method.name == "fedavg":
         return "Take fedavg: all devices can train the full dense model."
     among = f"of the {rivals + 1} methods with {kind} that fit all devices" if rivals else "the only method that fits"
@@ -168,14 +168,13 @@ def to_recipe(found: Advice, name: str) -> str:
     fit, request = found.choice, found.request
     if fit is None:
         raise PlanError(f"there is no choice to write as a recipe. {sentence(found)}")
-    if request.data is None:
-        raise PlanError("a recipe needs a data set that `fedfactor run` can load: give one, such as --data cifar10")
+    request.check_data()
     tables = {key: value for key, value in request.tables.items() if key != "name"}
     shares: dict[float, float] = {}
     for share, row in zip(request.shares, fit.rows, strict=True):
         shares[row.capacity] = shares.get(row.capacity, 0.0) + share
     levels = sorted(shares, reverse=True)
-    tables["method"] = {"name": fit.method.name, **fit.rows[0].settings}
+    tables["method"] = {"name": fit.rows[0].method, **fit.rows[0].settings}
     tables["capacities"] = {"levels": levels, "shares": [round(shares[level], 6) for level in levels]}
     tables = {"name": name, **tables}
     recipe.resolve(tables, "the plan's recipe")  # `fedfactor run` must accept it

@@ -13,8 +13,8 @@ from fedfactor import cost
 from fedfactor.advise.devices import WORDS, Device, PlanError, quantity
 from fedfactor.advise.gauge import Gauge, Size
 from fedfactor.advise.request import Request
-from fedfactor.protocol.method import Method, has_global_model
-from fedfactor.registry import create, entries
+from fedfactor.protocol.method import Method, has_global_model, shared_names
+from fedfactor.registry import create, entries, get
 
 TRAINING = 3
 """Operations of a training step per operation of its forward pass: the backward pass has two products for each."""
@@ -56,6 +56,12 @@ class Fit:
     """Whether the model needs a part that a client keeps."""
     share: float
     """Mean over clients of their operations as a share of dense FedAvg's, at most 1 per client; NaN if not known."""
+    federated: bool = True
+    """Whether clients share any part of the model. A method without a shared part is a baseline, never the choice."""
+
+    def suits(self, request: Request) -> bool:
+        """Return whether this is a federated method of the kind that was asked for."""
+        return self.federated and self.personal == request.personal
 
 
 @dataclass
@@ -74,7 +80,7 @@ class Advice:
     @property
     def choice(self) -> Fit | None:
         """The best method of the kind that was asked for."""
-        return next((fit for fit in self.fits if fit.personal == self.request.personal), None)
+        return next((fit for fit in self.fits if fit.suits(self.request)), None)
 
 
 def advise(request: Request) -> Advice:
@@ -111,7 +117,7 @@ def _merit(fit: Fit, request: Request) -> tuple[Any, ...]:
     """
     sent = sum(share * (row.size.up + row.size.down) for share, row in zip(request.shares, fit.rows, strict=True))
     share = 0.0 if math.isnan(fit.share) else round(fit.share, 3)
-    return fit.personal == request.personal, share, fit.method.name == "fedavg", -sent
+    return fit.suits(request), share, fit.method.name == "fedavg", -sent
 
 
 def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
@@ -130,14 +136,15 @@ def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
             shares = (share * min(row.macs_ratio, 1.0) for share, row in zip(request.shares, rows, strict=True))
             ready = gauge.ready(method, [level for level, _ in chosen])
             network, *_ = gauge.measured(ready, chosen[0][0])
-            return Fit(method, rows, not has_global_model(ready, network), sum(shares))
+            federated = bool(shared_names(ready, network))
+            return Fit(method, rows, not has_global_model(ready, network), sum(shares), federated)
         broken = tuple(dict.fromkeys(word for words in stopped for word in words))
     return last
 
 
 def _settings(name: str) -> Iterator[dict[str, Any]]:
     """Yield the settings of a method to try, the largest networks first: the `tries` in its fields' metadata."""
-    fields = dataclasses.fields(entries("methods")[name].cls)
+    fields = dataclasses.fields(get("methods", name).cls)
     tried = {f.name: f.metadata["tries"] for f in fields if "tries" in f.metadata}
     for values in itertools.product(*tried.values()):
         yield dict(zip(tried, values, strict=True))

@@ -63,6 +63,11 @@ class Request:
         """The checked settings of training, codec and model."""
         return recipe.resolve(self.tables, "plan")
 
+    def check_data(self) -> None:
+        """Raise PlanError if no recipe can be written, whatever the choice, because the data set is not known."""
+        if self.data is None:
+            raise PlanError("a recipe needs a data set that `fedfactor run` can load: give one, such as --data cifar10")
+
     @property
     def shares(self) -> list[float]:
         """Share of the clients per device. Devices without a share divide the rest evenly."""

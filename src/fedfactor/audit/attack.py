@@ -23,7 +23,7 @@ from fedfactor.protocol.message import Message, decode
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import check_device_here
 from fedfactor.protocol.setup import Setup, kept_of
-from fedfactor.rng import derive, seeded, torch_rng
+from fedfactor.rng import derive, one_thread, seeded, torch_rng
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import Run
 from fedfactor.runs.tasks import task_of
@@ -262,16 +262,12 @@ def audit(
     chosen = range(min(clients, task.data.clients))
     on_start(len(kept) * len(chosen) * attack.restarts * attack.iterations)
     found: list[AttackResult] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for the same bits on all machines
-    try:
+    with one_thread():
         for one in kept:
             state = one.rebuilt(task, device)
             for result in attack_clients(state.federation, state.server, chosen, attack, colours, on_iteration):
                 found.append(result)
                 on_attack(result)
-    finally:
-        torch.set_num_threads(threads)
     return AuditResult(str(directory), str(run.recipe.method), asdict(attack), found)
 
 

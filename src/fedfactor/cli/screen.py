@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfactor.profile import Recorder
+from fedfactor.server.events import start_line
 
 Event = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -64,6 +65,11 @@ class Progress:
 
         def listen(event: Event) -> None:
             run.hear(event)
+            if not self._quiet:
+                for text in event.get("warnings", ()):
+                    self._console.print(Text(f"{name}: warning: {text}", "yellow"), soft_wrap=True)
+                if words := start_line(event):
+                    self._say(f"{name}: {words}")
             if self._shown and run.done and run in self._runs:
                 self._runs.remove(run)
                 self._console.print(run.closing())  # stays above the live screen

@@ -48,6 +48,10 @@ def plan(
         mbps=advise.link(link) if link else None, examples=examples, joules_per_mb=joules_per_mb,
         joules_per_gmac=joules_per_gmac, personal=personal, methods=tuple(listed(methods)), **levels,
     )  # fmt: skip
+    if recipe:
+        request.check_data()  # now, and not after a minute of work
+        if not recipe.parent.is_dir():
+            raise ValueError(f"the folder {recipe.parent} does not exist; create it first")
     found = advise.advise(request)
     text = advise.to_recipe(found, recipe.stem) if recipe else ""
     if as_json:

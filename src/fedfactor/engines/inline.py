@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 
-import torch
-
 from fedfactor.client.work import work
 from fedfactor.protocol.engine import Done, Job
 from fedfactor.protocol.setup import Setup
+from fedfactor.rng import one_thread
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,7 @@ class Inline:
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Run the jobs in order and yield one result per job."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             for job in jobs:
                 start = perf_counter()
                 try:
@@ -30,5 +27,3 @@ class Inline:
                     yield Done(job.client, None, failure=f"{type(error).__name__}: {error}")
                 else:
                     yield Done(job.client, reply, state, seconds=perf_counter() - start)
-        finally:
-            torch.set_num_threads(threads)

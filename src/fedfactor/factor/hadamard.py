@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -12,9 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, normal
+from fedfactor.factor.tucker import LowRank
 
 TANH_REACH = 2.0
 """Largest standard deviation before a tanh: beyond it, most entries are where tanh is almost constant."""
+TANH_INSIDE = 0.95
+"""Entries beyond this share of what a tanh reaches start from it: their inverse would be huge."""
+FIT_STEPS = 200
+"""Steps of L-BFGS that fit factors to a given weight. 200 more lowered the relative error by 0.003 to 0.02."""
+FIT_DECAY = 0.01
+"""Penalty on the factors' size during a fit. It costs no accuracy of the fit, and lets SGD continue with learning rates
+as for random factors: without it, large terms cancel each other, and steps become up to 60 times longer."""
+FIT_NOISE = 0.1
+"""Standard deviation of the factors of W2 around W2 = 1 before a fit. 0.03 and 0.3 ended with larger errors."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,58 @@ class Hadamard(Scheme):
             inner = first if name.endswith("1") else second
             factors[name] = normal(size, (inner / r) ** (1 / 3) if core else (inner / r**0.5) ** 0.5, generator)
         return factors
+
+    def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return factors whose composed weight is close to `weight`: a low-rank fit, improved by L-BFGS.
+
+        W1 starts as the best low-rank fit of the weight, and W2 (pFedPara: W2 + 1) as 1 plus noise, without which the
+        gradient of most of its factors would be 0. The fit ends near a local optimum. For trained matrices its error is
+        below that of a truncated SVD with as many parameters.
+        """
+        shape, target = WeightShape.of(weight), weight.detach().float()
+        if not target.any():  # of factors that are all 0, none would ever get a gradient
+            factors = self.init(shape, generator)
+            return {**factors, "x1": torch.zeros_like(factors["x1"])}
+        scale = 1.0 if self.tanh else float(target.square().mean().sqrt())  # a weight under a tanh keeps its size
+        target = target / scale
+        factors = self._start_of_fit(target, shape, generator)
+        values = [nn.Parameter(factor.contiguous()) for factor in factors.values()]
+        energy, size_before = target.square().sum(), sum(float(factor.square().sum()) for factor in factors.values())
+
+        @torch.enable_grad()
+        def error() -> Tensor:
+            composed = self.compose(dict(zip(factors, values, strict=True)), shape)
+            size_now = sum((value.square().sum() for value in values), torch.zeros(()))
+            found: Tensor = (composed - target).square().sum() / energy + FIT_DECAY * size_now / size_before
+            for value, gradient in zip(values, torch.autograd.grad(found, values), strict=True):
+                value.grad = gradient.contiguous()
+            return found.detach()
+
+        fit = torch.optim.LBFGS(
+            values, max_iter=FIT_STEPS, tolerance_grad=0.0, history_size=10, line_search_fn="strong_wolfe"
+        )
+        fit.step(error)  # type: ignore[no-untyped-call]
+        factors = {name: value.detach() for name, value in zip(factors, values, strict=True)}
+        factors["x1"] = factors["x1"] * scale
+        for side in "12" if self.tanh or self.personal else ("12",):  # only W1 * W2 can move a factor from side to side
+            _balance(factors, [name for name in factors if name[1] in side])
+        return factors
+
+    def _start_of_fit(self, target: Tensor, shape: WeightShape, generator: torch.Generator | None) -> Factors:
+        core, r = self._has_core(shape), self.rank_of(shape)
+        # tanh(1) is the second side at the start.
+        wanted = (target / math.tanh(1)).clamp(-TANH_INSIDE, TANH_INSIDE).atanh() if self.tanh else target
+        low = LowRank(rank=r).from_dense(wanted if core else wanted.flatten(1))
+        first = {"x1": low["x"], "y1": low["y"].mT}
+        if core:
+            first["t1"] = low["t"].flatten(2).mT
+        second = {
+            name: normal(size, FIT_NOISE, generator) for name, size in self.shapes(shape).items() if name.endswith("2")
+        }
+        if not self.personal:  # the first components are W2 = 1
+            for name, factor in second.items():
+                factor[(0, slice(None), 0) if name == "t2" else (slice(None), 0)] = 1.0
+        return {**first, **second}
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Multiply the factors out. Kernels have torch's channels-last layout, as views of the product."""
@@ -297,6 +360,14 @@ def jacobian_correction(
     stepped = {name: factor - lr * gradients[name] for name, factor in factors.items()}
     norm: Tensor = torch.linalg.vector_norm(compose(stepped) - (weight - lr * weight_grad))
     return 0.5 * strength * norm
+
+
+def _balance(factors: Factors, names: Iterable[str]) -> None:
+    """Rescale these factors to the same size, as `init` draws them, without changing their product."""
+    sizes = {name: float(factors[name].square().mean().sqrt()) for name in names}
+    common = math.exp(sum(map(math.log, sizes.values())) / len(sizes))
+    for name, size in sizes.items():
+        factors[name] = factors[name] * (common / size)
 
 
 @cache

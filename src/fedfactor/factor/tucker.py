@@ -90,6 +90,8 @@ class LowRank(Scheme):
         """Return the truncated SVD of a matrix, or the leading subspaces of both channel unfoldings (HOSVD)."""
         shape = WeightShape.of(weight)
         outer, inner = self.rank_of(shape)
+        if not weight.any():  # of factors that are all 0, none would ever get a gradient
+            return {**self.init(shape, generator), "x": weight.new_zeros(shape.out, outer)}
         if not shape.kernel:
             u, s, vh = truncated_svd(weight, outer)
             return {"x": u * s.sqrt(), "y": s.sqrt()[:, None] * vh}

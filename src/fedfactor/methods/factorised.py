@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
+from fedfactor.checks import check_choice
 from fedfactor.factor.base import Scheme
 from fedfactor.nn import check, factor_weights, factorize
 from fedfactor.protocol.method import Method
@@ -22,11 +24,26 @@ def with_factors(network: nn.Module, scheme: Scheme, message: str, skip: Sequenc
     return network
 
 
+def factorised(
+    method: Method, model: nn.Module, scheme: Scheme, skip: Sequence[str], *, keep_weights: bool
+) -> nn.Module:
+    """Factorise a model. Raise ValueError if no layer can be: the method would silently be FedAvg."""
+    network = factorize(model, scheme, skip=skip, keep_weights=keep_weights)
+    return with_factors(network, scheme, f"{method.name} finds no layer to factorise in this model")
+
+
 @dataclass(frozen=True)
 class Factorised(Method):
     """A method that factorises the layers of the task's model and averages the factors."""
 
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
+    start: Literal["random", "given"] = field(
+        default="random",
+        metadata=described("first factors: drawn at random, or fitted to the weights of the given model"),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("start", self.start, ("random", "given"))
 
     def scheme(self) -> Scheme:
         """Return the scheme that factorises a layer."""
@@ -34,9 +51,4 @@ class Factorised(Method):
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Factorise the task's model."""
-        return self.factorised(build(1.0), self.dense)
-
-    def factorised(self, model: nn.Module, skip: Sequence[str], *, keep_weights: bool = False) -> nn.Module:
-        """Factorise a model. Raise ValueError if no layer can be: the method would silently be FedAvg."""
-        network = factorize(model, self.scheme(), skip=skip, keep_weights=keep_weights)
-        return with_factors(network, self.scheme(), f"{self.name} finds no layer to factorise in this model")
+        return factorised(self, build(1.0), self.scheme(), self.dense, keep_weights=self.start == "given")

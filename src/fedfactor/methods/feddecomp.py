@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from fedfactor.factor import Additive
-from fedfactor.methods.factorised import Factorised
+from fedfactor.methods.factorised import factorised
 from fedfactor.nn import FactorWeight, compose, factor_weights
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
@@ -20,6 +20,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import finite, read_weights
 from fedfactor.protocol.method import (
     Diagnostics,
+    Method,
     Networks,
     ObservedRound,
     ParameterGroup,
@@ -41,7 +42,7 @@ TAU = ("a", "b")
 
 @register("methods", "feddecomp", paper="arXiv:2406.19931")
 @dataclass(frozen=True)
-class FedDecomp(Factorised, Diagnostics):
+class FedDecomp(Method, Diagnostics):
     """theta_i = sigma_i + tau_i, tau_i = B_i A_i (Eq. 2 to 4); sigma is shared and averaged, tau stays on the client.
 
     In a round (Alg. 1) a client trains tau for E_lora epochs (Eq. 5), then sigma for the other E_global = E - E_lora
@@ -69,6 +70,7 @@ class FedDecomp(Factorised, Diagnostics):
     they need more memory than for a dense model.
     """
 
+    dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
     conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
     lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
@@ -103,7 +105,7 @@ class FedDecomp(Factorised, Diagnostics):
         blocks = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
         inside = [name for name, module in model.named_modules() if isinstance(module, blocks)]
         feed_forward = [f"{name}.{part}".removeprefix(".") for name in inside for part in ("linear1", "linear2")]
-        return self.factorised(model, [*feed_forward, *self.dense], keep_weights=True)
+        return factorised(self, model, self.scheme(), [*feed_forward, *self.dense], keep_weights=True)
 
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of tau, or of what else `share` keeps private."""
@@ -114,10 +116,10 @@ class FedDecomp(Factorised, Diagnostics):
     def _tau_names(network: nn.Module) -> set[str]:
         return {f"{layer}.{factor}" for layer in factor_weights(network) for factor in TAU}
 
-    def start(self, networks: Networks) -> Tensors:
+    def initial(self, networks: Networks) -> Tensors:
         """Return sigma^1, read from the pretrained weights if there are any."""
         if not self.pretrained:
-            return super().start(networks)
+            return super().initial(networks)
         plain = compose(networks(1.0))  # B = 0, so this is sigma
         given = read_weights(Path(self.pretrained))
         own = {
@@ -132,8 +134,8 @@ class FedDecomp(Factorised, Diagnostics):
         for name, tensor in given.items():
             if not finite(tensor):
                 raise ValueError(f"{self.pretrained}: {name!r} is not finite")
-        drawn, tau = super().start(networks), self._tau_names(networks(1.0))
-        loaded = super().start(lambda capacity: self._decomposed(plain))
+        drawn, tau = super().initial(networks), self._tau_names(networks(1.0))
+        loaded = super().initial(lambda capacity: self._decomposed(plain))
         return {name: drawn[name] if name in tau else loaded[name] for name in drawn}  # tau from the run's seed alone
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:

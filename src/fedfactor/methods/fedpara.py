@@ -21,6 +21,9 @@ class FedPara(Factorised):
 
     Use it where bandwidth is the bottleneck and each device can compute full-size layers. It needs a fraction of
     FedAvg's traffic and about as many multiply-accumulates. A larger `gamma` means more bytes and higher accuracy.
+
+    With `start = "given"`, the factors are fitted to the model's weights (200 steps of L-BFGS per layer, see
+    `fedfactor.factor.Hadamard.from_dense`), and the run's first event has the error of each layer.
     """
 
     gamma: float = field(
@@ -54,7 +57,9 @@ class FedPara(Factorised):
 class PFedPara(Factorised):
     """W = W1 * (W2 + 1): X1, Y1, T1, biases and norms are shared, X2, Y2, T2 stay on the client (Sec. 2.3, Alg. 2).
 
-    Private factors start equal on all clients, because Algorithm 2 transmits them once at the start.
+    Private factors start equal on all clients, because Algorithm 2 transmits them once at the start. With
+    `start = "given"`, both halves are fitted to the model's weights. A client computes its half when it first takes
+    part.
 
     Use it where clients differ and bandwidth matters too: half of the factors are uploaded and downloaded, the other
     half makes the model personal.

@@ -116,7 +116,7 @@ class FLANC(Method, Diagnostics):
         weights, names = factor_weights(inner), dense_names(inner)
         return {names[name].removesuffix(".weight"): weight.shape for name, weight in weights.items()}
 
-    def start(self, networks: Networks) -> Tensors:
+    def initial(self, networks: Networks) -> Tensors:
         """Return V^0, taken from the widest network, and U_p^0 for each p."""
         server: Tensors = {}
         for width in sorted(self.widths, reverse=True):

@@ -15,6 +15,8 @@ from fedfactor.registry import described, register
 class LowRankMethod(Factorised):
     """Low-rank matrices and Tucker convolutions, trained from scratch (FedPara Sec. 3.1, after TKD).
 
+    With `start = "given"`, the factors begin as the truncated SVD of the model's weights (convolutions: HOSVD).
+
     Use it as FedPara's baseline at the same number of parameters: the low rank limits what a layer can express.
     """
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit
 from fedfactor.factor.base import Scheme
-from fedfactor.methods.factorised import Factorised
+from fedfactor.methods.factorised import Factorised, factorised
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn import first_layers, outer_layers
 from fedfactor.nn.state import fill, tensors_of
@@ -49,6 +49,7 @@ class Pufferfish(Factorised):
     first: int = field(default=1, metadata=described("number of first layers that stay full"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("warmup", "first"):
             check_number(name, getattr(self, name), 0, whole=True)
         if not 0 < self.ratio <= 1:
@@ -64,11 +65,11 @@ class Pufferfish(Factorised):
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model with its later layers factorised."""
-        return self._hybrid(build(1.0))
+        return self._hybrid(build(1.0), keep_weights=self.start == "given")
 
-    def _hybrid(self, model: nn.Module, *, keep_weights: bool = False) -> nn.Module:
+    def _hybrid(self, model: nn.Module, *, keep_weights: bool) -> nn.Module:
         full = [*first_layers(model, self.first), *outer_layers(model), *self.dense]
-        return self.factorised(model, full, keep_weights=keep_weights)
+        return factorised(self, model, self.scheme(), full, keep_weights=keep_weights)
 
     def convert(self, server: Tensors, before: nn.Module) -> Tensors:
         """Split the server's weights by SVD."""

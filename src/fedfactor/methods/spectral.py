@@ -26,7 +26,7 @@ class Spectral(Method):
         """The basis changes each round, and clients of less capacity get a smaller network."""
         return Traits(space="turning", adapts=True)
 
-    def start(self, networks: Networks) -> Tensors:
+    def initial(self, networks: Networks) -> Tensors:
         """Return the dense weights of the full network."""
         return {name: tensor.clone() for name, tensor in tensors_of(compose(networks(1.0))).items()}
 

@@ -1,6 +1,6 @@
 """Factorised layers, and functions that put them into a model and take them out again."""
 
-from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, outer_layers, weight_norm
+from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, outer_layers, unfitted, weight_norm
 from fedfactor.nn.layers import (
     FactorConv1d,
     FactorConv2d,
@@ -33,5 +33,6 @@ __all__ = [
     "factorize",
     "first_layers",
     "outer_layers",
+    "unfitted",
     "weight_norm",
 ]

@@ -6,6 +6,8 @@ import copy
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,6 +68,20 @@ class _Site:
         if self.attribute == "weight":
             return self.layer or "weight"
         return f"{self.layer}.{self.attribute}".removeprefix(".")
+
+
+_fitting = ContextVar("_fitting", default=True)
+
+
+@contextmanager
+def unfitted() -> Iterator[None]:
+    """Let `factorize` draw random factors within this block, even with `keep_weights`: to save time, if only the form
+    of a model is needed."""
+    token = _fitting.set(False)
+    try:
+        yield
+    finally:
+        _fitting.reset(token)
 
 
 def factorize(
@@ -245,7 +261,7 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
     factors: Factors
     if weight.is_meta:
         factors = {name: weight.new_empty(size) for name, size in site.scheme.shapes(shape).items()}
-    elif keep_weights:
+    elif keep_weights and _fitting.get():
         try:
             factors = site.scheme.from_dense(weight, generator)
         except Unfit as reason:

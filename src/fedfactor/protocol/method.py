@@ -25,7 +25,7 @@ from fedfactor.protocol.states import HeldTensors
 from fedfactor.task import Build, Task
 
 Networks = Callable[[float], nn.Module]
-"""Returns the initial network for a capacity: one object per capacity, the same on every machine."""
+"""Returns the network of a capacity, one object per capacity. Only those that `initial` gets have initial values."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ class Diagnostics:
 
 RENAMED_HOOKS = {
     "private": "private_names",
+    "start": "initial",
     "use": "load",
     "fitted": "bind",
     "sized": "bind",
@@ -164,7 +165,8 @@ class Method:
     def __init_subclass__(cls) -> None:
         """Raise TypeError if the class defines a hook that would never be called."""
         for hook in cls.__dict__.keys() & RENAMED_HOOKS.keys():
-            raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED_HOOKS[hook]}")
+            if callable(cls.__dict__[hook]):  # a field may have the name, such as `start` of `Factorised`
+                raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED_HOOKS[hook]}")
         if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
             raise TypeError(f"{cls.__name__} has hooks of Diagnostics: derive it from Diagnostics too")
 
@@ -210,7 +212,7 @@ class Method:
 
     # Server to client.
 
-    def start(self, networks: Networks) -> Tensors:
+    def initial(self, networks: Networks) -> Tensors:
         """Return the server's tensors before the first round."""
         tensors = tensors_of(networks(1.0))
         return {name: tensors[name].clone() for name in shared_names(self, networks(1.0))}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from fedfactor.nn import unfitted
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
@@ -16,7 +17,7 @@ from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import at_hand
-from fedfactor.rng import derive, seeded
+from fedfactor.rng import derive, one_thread, seeded
 from fedfactor.task import Task
 
 
@@ -51,25 +52,28 @@ class Setup:
         return found
 
     def network(self, capacity: float) -> nn.Module:
-        """Return the network of a capacity. It is one object, which each user fills with its own tensors.
-
-        The seed of its initial values does not depend on the client, so private parts start equal on all clients.
-        """
+        """Return the network of a capacity. It is one object, which each user fills with its own tensors."""
         if capacity not in self._networks:
-            with seeded(derive(self.training.seed, "init")):
-                built = self.method.network(self.task.build, capacity)
-            built = built.to(self.training.torch_device, self.training.torch_dtype)
+            with unfitted():  # its values are replaced in any case
+                built = self.initial(capacity)
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
-            private = self.method.private_names(built)
-            self._kept[capacity] = {name: t.clone() for name, t in tensors_of(built).items() if name in private}
         return self._networks[capacity]
 
+    def initial(self, capacity: float) -> nn.Module:
+        """Build the network of a capacity with its initial values.
+
+        Their seed does not depend on the client, so private parts start equal on all clients.
+        """
+        with seeded(derive(self.training.seed, "init")), one_thread():
+            built = self.method.network(self.task.build, capacity)
+        return built.to(self.training.torch_device, self.training.torch_dtype)
+
     def plain(self, capacity: float) -> nn.Module:
-        """Return the server's model at a capacity as a plain module with initial values: one object, like `network`."""
+        """Return the server's model at a capacity as a plain module to be filled: one object, like `network`."""
         if capacity not in self._plain:
             fresh = Setup(self.task, self.method, self.optimizer, self.codec, self.training)
-            start = self.method.start(fresh.network)
+            start = self.method.initial(fresh.network)
             self._plain[capacity] = self.method.deploy(start, fresh.network(capacity), capacity, {})
         return self._plain[capacity]
 
@@ -85,7 +89,10 @@ class Setup:
 
     def kept(self, capacity: float) -> Tensors:
         """Return the initial private tensors, which clients have before they first take part."""
-        self.network(capacity)
+        if capacity not in self._kept:
+            private = self.method.private_names(self.network(capacity))
+            values = tensors_of(self.initial(capacity)) if private else {}
+            self._kept[capacity] = {name: tensor for name, tensor in values.items() if name in private}
         return self._kept[capacity]
 
 

@@ -61,7 +61,7 @@ class Open(SectionModel):
 
 
 class OwnOptions(Open):
-    """Something of your own: package.module:function. Its parameters are the options."""
+    """Something of your own: package.module:function, or package.module:Class. Its parameters are the options."""
 
     name: Annotated[str, Field(pattern=":")] = ""
 
@@ -86,11 +86,11 @@ class RecipeModel(SectionModel):
     model: Table = {}
     """The network: one that is registered, or package.module:function of your own."""
     method: Table = {}
-    """The federated method and its hyper-parameters."""
+    """The federated method and its hyper-parameters: one that is registered, or package.module:Class of your own."""
     optimizer: Table = {}
-    """The server's optimizer and its hyper-parameters."""
+    """The server's optimizer and its hyper-parameters; package.module:Class is one of your own."""
     codec: Table = {}
-    """How tensors are encoded in messages."""
+    """How tensors are encoded in messages; package.module:Class is a codec of your own."""
     train: Table = {}
     """Rounds, cohort and local training."""
     capacities: Table = {}
@@ -305,10 +305,7 @@ def schema() -> Table:
     fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
     for section, (kind, _, _) in CHOICES.items():
         known = [name for name, entry in entries(kind).items() if not getattr(entry, "prefix", False)]
-        options = [
-            *(options_of(section, name) for name in known),
-            *([OwnOptions] if section in ("data", "model") else []),
-        ]
+        options = [*(options_of(section, name) for name in known), *([OwnOptions] if section != "partition" else [])]
         fields[section] = functools.reduce(operator.or_, options)
     fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
     found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)

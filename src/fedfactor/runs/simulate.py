@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from inspect import signature
@@ -75,7 +76,8 @@ def simulate(
         test: Inputs and targets of the central test set; only where `data` are inputs and targets.
         clients: Number of clients to split inputs and targets over.
         alpha: Split by Dirichlet(alpha) over the labels: the smaller, the fewer classes per client. None: IID.
-        method: A federated method, or its name (`fedfactor.list_methods()`).
+        method: A federated method, its name (`fedfactor.list_methods()`), or `package.module:Class`, a class of your
+            own. So also `optimizer` and `codec`.
         optimizer: How clients and server step, or its name: fedavg, fedprox, scaffold, feddyn, fedadam, ...
         codec: How tensors are encoded in messages, or its name: float32, float16, fedpaq, int8, topk, ...
         capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
@@ -142,7 +144,12 @@ def simulate(
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
         return recipe, task, {} if directory is None else counted_facts(task.data, kind, _class_names(task.data))
 
-    return run(recipe, directory, resume=True, engine=engine, on_event=on_event, begin=begin)
+    def heard(event: dict[str, Any]) -> None:
+        for text in event.get("warnings", ()):
+            warnings.warn(text, stacklevel=2)
+        on_event(event)
+
+    return run(recipe, directory, resume=True, engine=engine, on_event=heard, begin=begin)
 
 
 def _class_names(data: FederatedData) -> list[str]:

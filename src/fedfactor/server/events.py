@@ -35,12 +35,20 @@ def spread(found: Mapping[int, dict[str, float]], capacities: Mapping[int, float
     }
 
 
+def start_line(event: Mapping[str, Any]) -> str:
+    """Say how far a run started from the given weights, from its first event; empty if it started from all of them."""
+    errors = event.get("start_errors", {})
+    each = ", ".join(f"{name} {error:.3f}" for name, error in errors.items())
+    return f"relative errors of the first factors against the given weights: {each}" if errors else ""
+
+
 def summarise_rounds(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
     """Summarise a run's events: final and best accuracy, and the cost of reaching the target."""
     rounds = [event for event in events if event["event"] == "round"]
     found: dict[str, Any] = {"rounds": len(rounds), "totals": rounds[-1]["totals"] if rounds else {}}
     trained = {level for event in rounds for level in event.get("trained_capacities", ())}
     found["trained_capacities"] = sorted(trained, reverse=True)
+    found |= {key: event[key] for event in events[:1] for key in ("start_errors", "warnings") if key in event}
     for key in ("global", "all", "selected_after", "selected_before"):
         curve = [(event, _accuracy(event[key])) for event in rounds if key in event]
         if not curve:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
 from fedfactor.protocol.engine import Engine
 from fedfactor.protocol.message import finite
-from fedfactor.protocol.method import Diagnostics, ObservedRound, Participant, Staged
+from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
 from fedfactor.protocol.optimizer import State, Step
 from fedfactor.protocol.plan import Reply, Tensors
 from fedfactor.protocol.sentences import RENAMED_KEYS
@@ -27,10 +27,12 @@ from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States, pack
 from fedfactor.protocol.validation import DIVERGED
+from fedfactor.rng import one_thread
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
 from fedfactor.server.dispatch import Dispatch, Failure
+from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
 from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
@@ -94,29 +96,36 @@ class Federation:
 
     def run(self) -> Server:
         """Run all rounds that are not committed yet, and return the final server state."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the server's results must not depend on the number of threads
-        try:
+        with one_thread():
             server = self._resume() or self._start()
             while server.round < self.rounds.rounds:
                 server = self._round(server)
             return server
-        finally:
-            torch.set_num_threads(threads)
 
     def _start(self) -> Server:
         setup = self.setup.at(0)
-        tensors = self._first_tensors(setup)
+        networks = cache(setup.initial)
+        tensors = self._first_tensors(setup, networks)
         totals: dict[str, Any] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
         dense = self.costs.dense_bytes()
-        self._note({"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)})
+        begun = {"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)}
+        self._note(begun | self._compared_with_given(setup, networks(1.0)))
         self._commit(server, {})
         return server
 
-    def _first_tensors(self, setup: Setup) -> Tensors:
+    def _compared_with_given(self, setup: Setup, initial: nn.Module) -> dict[str, Any]:
+        """Return the error of each weight that starts with another value than it was given, or a warning."""
+        given = given_model(setup)
+        errors = start_errors(initial, given)
+        if all(error <= 1 for error in errors.values()):
+            return {"start_errors": errors} if errors else {}
+        lost = lost_weights(setup, given, errors)
+        return {"warnings": [lost]} if lost else {}
+
+    def _first_tensors(self, setup: Setup, networks: Networks) -> Tensors:
         # The server computes on the CPU in full precision, whatever device and dtype clients use.
-        start = setup.method.start(setup.network)
+        start = setup.method.initial(networks)
         return {name: _wide(tensor.cpu()) for name, tensor in start.items()}
 
     def _first_state(self, setup: Setup, tensors: Tensors) -> State:
@@ -125,9 +134,9 @@ class Federation:
 
     @cached_property
     def first(self) -> Tensors:
-        """The server's tensors before the first round, built anew because the setup's networks are overwritten."""
-        setup = self.setup
-        return self._first_tensors(Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training).at(0))
+        """The server's tensors before the first round."""
+        setup = self.setup.at(0)
+        return self._first_tensors(setup, cache(setup.initial))
 
     def _resume(self) -> Server | None:
         last = self.store.last()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.server.events import summarise_rounds
+from fedfactor.server.events import start_line, summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256, weights_sha256
 
@@ -69,6 +69,7 @@ class Result:
         """Return measurements, their protocol and costs as a few lines of text."""
         found, protocol = self.summary, self.history[0]["protocol"]
         lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
+        lines += [words] if (words := start_line(self.history[0])) else []
         last: dict[str, Any] = next((event for event in reversed(self.history) if set(MEASURED) & set(event)), {})
         for key, meaning in MEASURED.items():
             if key in found:

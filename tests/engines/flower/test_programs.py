@@ -10,13 +10,17 @@ import pytest
 from fedfactor.engines.flower.programs import DeploymentError, Program, RestartingProgram, environment, until
 
 
-def test_flowers_programs_report_to_nobody_and_write_where_they_should(tmp_path: Path) -> None:
+def test_flowers_programs_report_to_nobody_and_write_where_they_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = environment(tmp_path)
     assert found["FLWR_TELEMETRY_ENABLED"] == "0"
     assert found["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert found["FLWR_HOME"] == found["TMPDIR"] == str(tmp_path)
     assert "127.0.0.1" in found["NO_PROXY"]
+    monkeypatch.chdir(tmp_path)  # where a recipe's own modules may be
+    assert environment(tmp_path)["PYTHONPATH"].endswith(str(tmp_path))
 
 
 def test_waiting_ends() -> None:

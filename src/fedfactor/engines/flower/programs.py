@@ -28,7 +28,8 @@ class DeploymentError(RuntimeError):
 def environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's programs: their files go to `home`, and they import what this process can."""
     scripts = str(Path(sys.executable).parent)
-    here = [str(Path(entry or ".").resolve()) for entry in sys.path if not entry.endswith(".zip")]
+    folders = [*sys.path, "."]  # the current folder last, as for modules that recipes name
+    here = [str(Path(entry or ".").resolve()) for entry in folders if not entry.endswith(".zip")]
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
     return {
         **os.environ,
