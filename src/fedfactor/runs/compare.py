@@ -8,20 +8,34 @@ seed has its own partition, so that intervals include the variance of the split;
 from __future__ import annotations
 
 import fnmatch
+import json
 import multiprocessing
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
-from fedfactor.runs.directory import finished
-from fedfactor.runs.execute import run, summary_of
+from fedfactor.runs.directory import TUNED, diverged, finished, write_atomically
+from fedfactor.runs.execute import RANKING, run, summary_of
 from fedfactor.runs.recipe import RecipeError
+from fedfactor.runs.tuning import (
+    FILE,
+    SHARE,
+    Candidate,
+    Search,
+    Settings,
+    Tuning,
+    directory_name,
+    grid,
+    key_of,
+    split_settings,
+    written,
+)
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
 """Settings that must be equal for all methods: they decide which client has which data, and the cohorts."""
@@ -59,6 +73,8 @@ class CellOutcome:
     cell: Cell
     summary: Mapping[str, Any] | None
     failure: str = ""
+    tuning: Tuning | None = None
+    """How the settings of the method were chosen, if they were tuned."""
 
 
 def cells(
@@ -70,6 +86,7 @@ def cells(
     settings: Sequence[str] = (),
     only: str = "*",
     where: str = "recipe",
+    tuned: Mapping[str, Settings] | None = None,
 ) -> list[Cell]:
     """Return all cells of a comparison, resolved and checked before anything runs.
 
@@ -85,21 +102,24 @@ def cells(
             `partition.seed` is among them, all seeds share that partition.
         only: Pattern of the names of the sweep's cells from which methods take their settings.
         where: The name of the recipe in errors.
+        tuned: Settings by label that override all others.
     """
     for name, given in (("methods", methods), ("seeds", seeds)):
         if not given or len(set(given)) != len(given):
             raise RecipeError(f"a comparison needs at least one of {name}, without repetitions; got {list(given)}")
     for label in methods:
         create("methods", _method_in(label))  # an unknown name raises an error that lists the methods
-    shared, own = _split_settings(methods, settings)
+    shared, own = split_settings(methods, settings)
     bases = {label: _tables_of(tables, _method_in(label), shared, only, where) for label in methods}
     found = []
     for seed in seeds:
         row = []
         for label in methods:
             chosen = recipes.override(bases[label], own[label])
+            for key, value in (tuned or {}).get(label, {}).items():
+                chosen = recipes.merged(chosen, recipes.nested(key, value))
             chosen["train"] = {key: value for key, value in chosen.get("train", {}).items() if key != "seed"}
-            if not any(_key(assignment) == "partition.seed" for assignment in (*shared, *own[label])):
+            if not any(key_of(assignment) == "partition.seed" for assignment in (*shared, *own[label])):
                 chosen["partition"] = {**chosen.get("partition", {}), "seed": seed}
             resolved = recipes.resolve({**chosen, "seed": seed}, f"{where} ({label}, seed {seed})")
             row.append(Cell(label, resolved, folder / label / f"seed-{seed}"))
@@ -120,27 +140,6 @@ def _method_in(label: str) -> str:
     if at and not re.fullmatch(r"[\w.=+-]+", variant):
         raise RecipeError(f"a variant is written METHOD@NAME, such as fedpara@wide, got {label!r}")
     return method
-
-
-def _key(assignment: str) -> str:
-    return assignment.partition("=")[0].strip()
-
-
-def _split_settings(labels: Sequence[str], settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the settings for all methods, and those for one, such as `fedpara:train.lr=0.1`, by label."""
-    shared: list[str] = []
-    own: dict[str, list[str]] = {label: [] for label in labels}
-    for assignment in settings:
-        label, colon, key = _key(assignment).rpartition(":")
-        if not colon and key.startswith("method."):
-            raise RecipeError(
-                f"--set {assignment}: methods have different fields; name the method, as in "
-                f"--set {labels[0]}:{assignment}"
-            )
-        if colon and label not in own:
-            raise RecipeError(f"--set {assignment}: {label!r} is none of the compared methods, {', '.join(labels)}")
-        (own[label] if colon else shared).append(assignment[len(label + colon) :])
-    return shared, own
 
 
 def _tables_of(tables: recipes.Table, method: str, settings: list[str], only: str, where: str) -> recipes.Table:
@@ -187,6 +186,112 @@ def _at(tables: recipes.Table, key: str) -> Any:
 # Running.
 
 Listener = Callable[[dict[str, Any]], None]
+Runner = Callable[[Sequence[Cell]], list[CellOutcome]]
+
+
+def compare(
+    tables: recipes.Table,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    search: Search | None = None,
+    settings: Sequence[str] = (),
+    only: str = "*",
+    where: str = "recipe",
+    **running: Any,
+) -> list[CellOutcome]:
+    """Run the missing cells of a comparison, after tuning the methods if `search` says so.
+
+    A method whose tuning fails does not affect the others: its cells are not run, and their outcomes say why.
+
+    Args:
+        tables, methods, seeds, folder, settings, only, where: See `cells`.
+        search: Which values to try. Tuning uses the first seed, and its runs are in the folder `tuning`.
+        running: Arguments of `run_cells`.
+    """
+
+    def build(tuned: Mapping[str, Settings]) -> list[Cell]:
+        return cells(tables, methods, seeds, folder, settings=settings, only=only, where=where, tuned=tuned)
+
+    def run_some(chosen: Sequence[Cell]) -> list[CellOutcome]:
+        return run_cells(chosen, **running)
+
+    plain, search = build({}), search or Search()
+    candidates = grid(methods, search.tune, settings, SAME)
+    if not candidates:
+        return run_some(plain)
+    tunings = _tuned(plain, candidates, search, build, run_some, folder / "tuning")
+    final = build({label: one.chosen.settings for label, one in tunings.items() if not one.failure})
+    failures = {label: one.failure for label, one in tunings.items() if one.failure}
+    found = {one.cell: one for one in run_some([cell for cell in final if cell.label not in failures])}
+    outcomes = []
+    for cell in final:
+        outcome = found.get(cell) or CellOutcome(cell, None, failures[cell.label])
+        tuning = tunings.get(cell.label)
+        if tuning and outcome.summary is not None:
+            write_atomically(cell.directory / FILE, json.dumps(tuning.as_dict(), indent=1))
+        outcomes.append(replace(outcome, tuning=tuning))
+    return outcomes
+
+
+def ranking(summaries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the measurement by which runs are ranked: the first that all of them have."""
+    return next((key for key in RANKING if summaries and all(key in one["measured"] for one in summaries)), None)
+
+
+def _tuned(
+    plain: Sequence[Cell],
+    candidates: Mapping[str, Sequence[Settings]],
+    search: Search,
+    build: Callable[[Mapping[str, Settings]], list[Cell]],
+    run_some: Runner,
+    folder: Path,
+) -> dict[str, Tuning]:
+    """Run all candidates with the first seed and return by label what was found.
+
+    Candidates are compared by the measurement by which the comparison will rank the methods. It depends on all of them,
+    so methods that are not tuned are run first.
+    """
+    seed = plain[0].seed
+    share = search.share or plain[0].recipe.tables["partition"]["validation_share"] or SHARE
+    rounds = search.rounds or plain[0].recipe.rounds.rounds
+    how = {"train.rounds": rounds, "partition.validation_share": share, "partition.evaluate_on": "validation"}
+    how["run.keep_rounds"] = []
+    trials: dict[str, list[Cell]] = {label: [] for label in candidates}
+    for place in range(max(map(len, candidates.values()))):
+        tried = {label: some[place] for label, some in candidates.items() if place < len(some)}
+        for cell in build({label: {**settings, **how} for label, settings in tried.items()}):
+            if cell.label in tried and cell.seed == seed:
+                settings = tried[cell.label]
+                directory = folder / cell.label / directory_name(settings)
+                trials[cell.label].append(Cell(f"tuning {cell.label}, {written(settings)}", cell.recipe, directory))
+    beside = run_some([cell for cell in plain if cell.label not in candidates])
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / TUNED).exists():
+        write_atomically(folder / TUNED, "{}")  # before there are runs, which nobody may mistake for results
+    every = [cell for some in trials.values() for cell in some]
+    ran = run_some([cell for cell in every if diverged(cell.recipe, cell.directory) is None])
+    found = {outcome.cell.directory: outcome for outcome in ran}
+    summaries = [outcome.summary for outcome in (*beside, *ran) if outcome.summary is not None]
+    common = ranking(summaries)
+
+    def result(settings: Settings, cell: Cell, measured: str) -> Candidate:
+        reason, outcome = diverged(cell.recipe, cell.directory), found.get(cell.directory)
+        if reason is not None or outcome is None or outcome.summary is None:
+            return Candidate(settings, None, reason is not None, reason or (outcome.failure if outcome else ""))
+        score = outcome.summary["measured"].get(measured)
+        missing = "" if score else f"its run has no measurement {measured!r} by which methods are compared"
+        return Candidate(settings, score["final"] if score else None, failure=missing)
+
+    tunings = {}
+    for label, some in trials.items():
+        mine = [one for cell in some if (one := found.get(cell.directory)) and one.summary is not None]
+        measured = common or ranking([one.summary for one in mine if one.summary is not None]) or RANKING[0]
+        results = (result(settings, cell, measured) for settings, cell in zip(candidates[label], some, strict=True))
+        tunings[label] = Tuning(measured, rounds, seed, share, tuple(results))
+    write_atomically(folder / TUNED, json.dumps({label: one.as_dict() for label, one in tunings.items()}, indent=1))
+    return tunings
 
 
 def run_cells(

@@ -37,6 +37,10 @@ Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]
 """Builds a recipe's task. The recipe it returns may have settings that are known only now, such as capacities."""
 
 
+RANKING = ("all", "global", "selected_after")
+"""Measurements by which methods are ranked: the first one that all of them have."""
+
+
 def run(
     recipe: Recipe,
     directory: Path | str | None = None,
@@ -85,7 +89,7 @@ def run(
 def summary_of(result: Result) -> dict[str, Any]:
     """Return the contents of `summary.json`."""
     found = result.summary
-    measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
+    measured = next((key for key in RANKING if key in found), "")
     scores: dict[str, Any] = found.get(measured, {})
     totals = found["totals"] or result.server.totals
     return {

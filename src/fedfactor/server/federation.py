@@ -30,7 +30,7 @@ from fedfactor.protocol.validation import DIVERGED
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
-from fedfactor.server.dispatch import Dispatch, Failure
+from fedfactor.server.dispatch import Dispatch, Diverged, Failure
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
 from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
@@ -38,10 +38,6 @@ from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
 
 class QuorumLost(RuntimeError):
     """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
-
-
-class Diverged(RuntimeError):
-    """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
 
 
 @dataclass
@@ -99,7 +95,12 @@ class Federation:
         try:
             server = self._resume() or self._start()
             while server.round < self.rounds.rounds:
-                server = self._round(server)
+                try:
+                    server = self._round(server)
+                except Diverged as error:
+                    event = {"event": "diverged", "round": server.round + 1, "reason": str(error)}
+                    self._note(event)  # removed again when the run is resumed
+                    raise
             return server
         finally:
             torch.set_num_threads(threads)
