@@ -15,7 +15,8 @@ from torch import nn
 import fedfactor
 from fedfactor.data.clients import FederatedData
 from fedfactor.optimizers import FedProx
-from fedfactor.server.federation import Diverged, QuorumLost
+from fedfactor.server.dispatch import Diverged
+from fedfactor.server.federation import QuorumLost
 from fedfactor.testing.federation import Tampering
 from tests.helpers.tiny import Tiny, data, run
 

@@ -154,8 +154,8 @@ def _some_examples(parts: Parts, share: float, seed: int) -> Parts:
 def _held_out(dataset: Dataset, rows: Rows, parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
     """Return the examples that each client trains on, and those that are held out for validation.
 
-    Of ordered examples, the last ones of each owner are held out, as for testing. Otherwise each client holds out random
-    examples, and keeps at least one. Clients may have the same examples: nobody trains on what another one holds out.
+    Of ordered examples, the last ones of each owner are held out, as for testing. Otherwise each client holds out
+    random examples, and keeps at least one. Clients may share examples: nobody trains on what another one holds out.
     """
     if not 0 < share < 1:
         raise ValueError(f"validation_share must lie in (0, 1), or be 0 to hold out nothing, got {share:g}")

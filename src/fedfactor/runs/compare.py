@@ -186,7 +186,6 @@ def _at(tables: recipes.Table, key: str) -> Any:
 # Running.
 
 Listener = Callable[[dict[str, Any]], None]
-Runner = Callable[[Sequence[Cell]], list[CellOutcome]]
 
 
 def compare(
@@ -211,7 +210,7 @@ def compare(
         running: Arguments of `run_cells`.
     """
 
-    def build(tuned: Mapping[str, Settings]) -> list[Cell]:
+    def build(tuned: Mapping[str, Settings], seeds: Sequence[int] = seeds) -> list[Cell]:
         return cells(tables, methods, seeds, folder, settings=settings, only=only, where=where, tuned=tuned)
 
     def run_some(chosen: Sequence[Cell]) -> list[CellOutcome]:
@@ -221,13 +220,13 @@ def compare(
     candidates = grid(methods, search.tune, settings, SAME)
     if not candidates:
         return run_some(plain)
-    tunings = _tuned(plain, candidates, search, build, run_some, folder / "tuning")
+    tunings = _tunings(plain, candidates, search, build, run_some, folder / "tuning")
     final = build({label: one.chosen.settings for label, one in tunings.items() if not one.failure})
     failures = {label: one.failure for label, one in tunings.items() if one.failure}
-    found = {one.cell: one for one in run_some([cell for cell in final if cell.label not in failures])}
+    ran = {one.cell.directory: one for one in run_some([cell for cell in final if cell.label not in failures])}
     outcomes = []
     for cell in final:
-        outcome = found.get(cell) or CellOutcome(cell, None, failures[cell.label])
+        outcome = ran.get(cell.directory) or CellOutcome(cell, None, failures[cell.label])
         tuning = tunings.get(cell.label)
         if tuning and outcome.summary is not None:
             write_atomically(cell.directory / FILE, json.dumps(tuning.as_dict(), indent=1))
@@ -240,56 +239,54 @@ def ranking(summaries: Sequence[Mapping[str, Any]]) -> str | None:
     return next((key for key in RANKING if summaries and all(key in one["measured"] for one in summaries)), None)
 
 
-def _tuned(
+def _tunings(
     plain: Sequence[Cell],
     candidates: Mapping[str, Sequence[Settings]],
     search: Search,
-    build: Callable[[Mapping[str, Settings]], list[Cell]],
-    run_some: Runner,
+    build: Callable[[Mapping[str, Settings], Sequence[int]], list[Cell]],
+    run_some: Callable[[Sequence[Cell]], list[CellOutcome]],
     folder: Path,
 ) -> dict[str, Tuning]:
-    """Run all candidates with the first seed and return by label what was found.
+    """Run all candidates with the first seed, and return by label what was tried and how well it did.
 
-    Candidates are compared by the measurement by which the comparison will rank the methods. It depends on all of them,
-    so methods that are not tuned are run first.
+    Candidates are compared by the measurement by which the comparison will rank the methods. It depends on all methods,
+    so those that are not tuned are run first.
     """
-    seed = plain[0].seed
-    share = search.share or plain[0].recipe.tables["partition"]["validation_share"] or SHARE
-    rounds = search.rounds or plain[0].recipe.rounds.rounds
+    first = plain[0]
+    rounds = first.recipe.rounds.rounds if search.rounds is None else search.rounds
+    share = search.share or first.recipe.tables["partition"]["validation_share"] or SHARE
     how = {"train.rounds": rounds, "partition.validation_share": share, "partition.evaluate_on": "validation"}
-    how["run.keep_rounds"] = []
-    trials: dict[str, list[Cell]] = {label: [] for label in candidates}
+    trials: dict[Path, tuple[str, Settings, Cell]] = {}
     for place in range(max(map(len, candidates.values()))):
         tried = {label: some[place] for label, some in candidates.items() if place < len(some)}
-        for cell in build({label: {**settings, **how} for label, settings in tried.items()}):
-            if cell.label in tried and cell.seed == seed:
+        tuned = {cell.label: {**tried.get(cell.label, {}), **how, "run.keep_rounds": []} for cell in plain}
+        for cell in build(tuned, [first.seed]):
+            if cell.label in tried:
                 settings = tried[cell.label]
-                directory = folder / cell.label / directory_name(settings)
-                trials[cell.label].append(Cell(f"tuning {cell.label}, {written(settings)}", cell.recipe, directory))
-    beside = run_some([cell for cell in plain if cell.label not in candidates])
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / TUNED).exists():
-        write_atomically(folder / TUNED, "{}")  # before there are runs, which nobody may mistake for results
-    every = [cell for some in trials.values() for cell in some]
-    ran = run_some([cell for cell in every if diverged(cell.recipe, cell.directory) is None])
-    found = {outcome.cell.directory: outcome for outcome in ran}
-    summaries = [outcome.summary for outcome in (*beside, *ran) if outcome.summary is not None]
-    common = ranking(summaries)
-
-    def result(settings: Settings, cell: Cell, measured: str) -> Candidate:
-        reason, outcome = diverged(cell.recipe, cell.directory), found.get(cell.directory)
-        if reason is not None or outcome is None or outcome.summary is None:
-            return Candidate(settings, None, reason is not None, reason or (outcome.failure if outcome else ""))
-        score = outcome.summary["measured"].get(measured)
-        missing = "" if score else f"its run has no measurement {measured!r} by which methods are compared"
-        return Candidate(settings, score["final"] if score else None, failure=missing)
-
-    tunings = {}
-    for label, some in trials.items():
-        mine = [one for cell in some if (one := found.get(cell.directory)) and one.summary is not None]
-        measured = common or ranking([one.summary for one in mine if one.summary is not None]) or RANKING[0]
-        results = (result(settings, cell, measured) for settings, cell in zip(candidates[label], some, strict=True))
-        tunings[label] = Tuning(measured, rounds, seed, share, tuple(results))
+                where = folder / cell.label / directory_name(settings)
+                trials[where] = (
+                    cell.label,
+                    settings,
+                    Cell(f"tuning {cell.label}, {written(settings)}", cell.recipe, where),
+                )
+    ran = run_some([cell for cell in plain if cell.label not in candidates])
+    if not (folder / TUNED).exists():  # before there are runs, which nobody may mistake for results
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TUNED, "{}")
+    ran += run_some([cell for *_, cell in trials.values() if diverged(cell.recipe, cell.directory) is None])
+    summaries = {one.cell.directory: one.summary for one in ran if one.summary is not None}
+    failures = {one.cell.directory: one.failure for one in ran}
+    common, tunings = ranking(list(summaries.values())), dict[str, Tuning]()
+    for label in candidates:
+        mine = {where: trial for where, trial in trials.items() if trial[0] == label}
+        measured = common or ranking([summaries[where] for where in mine if where in summaries])
+        results = []
+        for where, (_, settings, cell) in mine.items():
+            score = summaries[where]["measured"][measured]["final"] if where in summaries and measured else None
+            lost = diverged(cell.recipe, where)
+            failure = lost or failures.get(where) or ("" if measured else "its run measured no accuracy")
+            results.append(Candidate(settings, score, lost is not None, failure))
+        tunings[label] = Tuning(measured or "", rounds, first.seed, share, tuple(results))
     write_atomically(folder / TUNED, json.dumps({label: one.as_dict() for label, one in tunings.items()}, indent=1))
     return tunings
 

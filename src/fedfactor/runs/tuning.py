@@ -31,6 +31,10 @@ class Search:
     share: float | None = None
     """Share of each client's training examples to hold out. Default: the recipe's `validation_share`, or 0.2."""
 
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 < self.share < 1:
+            raise RecipeError(f"the share to hold out for tuning must lie in (0, 1), got {self.share:g}")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -65,10 +69,8 @@ class Tuning:
             if one.failure and not one.diverged:
                 return f"tuning failed with {one}: {one.failure}"
         if all(one.diverged for one in self.candidates):
-            return (
-                f"all {len(self.candidates)} candidates of its tuning diverged ({'; '.join(map(str, self.candidates))}); "
-                "tune it with other values, such as smaller learning rates"
-            )
+            tried = "; ".join(map(str, self.candidates))
+            return f"all candidates of its tuning diverged ({tried}); add other values, such as smaller learning rates"
         return ""
 
     @property
