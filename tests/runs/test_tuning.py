@@ -21,9 +21,9 @@ from tests.helpers.command import fedfactor as call
 TABLES: dict[str, Any] = {
     "name": "side",
     "data": {"name": "digits", "test_share": 0.8},
-    "partition": {"kind": "dirichlet", "clients": 4, "alpha": 0.5},
+    "partition": {"kind": "iid", "clients": 4},
     "model": {"name": "tests.helpers.tiny:Tiny"},
-    "train": {"rounds": 2, "cohort": 2, "batch_size": 20, "lr": 0.05},
+    "train": {"rounds": 2, "cohort": 2, "epochs": 3, "batch_size": 10, "lr": 0.05},
     "run": {"keep_rounds": [2]},
 }
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def chosen(outcome: CellOutcome) -> Any:
 
 
 def test_each_method_gets_its_choice_for_all_seeds(tmp_path: Path) -> None:
-    methods, tune = ["fedavg", "fedper"], ("train.lr=0.0001,0.1", "fedper:train.momentum=0,0.5")
+    methods, tune = ["fedavg", "fedper"], ("train.lr=1e-9,0.1", "fedper:train.momentum=0,0.5")
     found = tuned(tmp_path, methods, *tune, seeds=[1, 2])
     assert [one.cell.name for one in found] == [f"{method}, seed {seed}" for seed in (1, 2) for method in methods]
     for one in found:
@@ -148,22 +148,22 @@ def test_tuning_runs_are_no_results(tmp_path: Path) -> None:
 
 
 def test_a_stopped_tuning_makes_the_same_choice_and_runs_nothing_twice(tmp_path: Path) -> None:
-    methods, tune = ["fedavg", "heterofl"], ("train.lr=0.0001,1e30,0.1",)
-    whole, names = tuned(tmp_path / "whole", methods, *tune, jobs=2), list[str]()
+    methods, tune = ["fedavg", "heterofl"], ("train.lr=1e-9,1e30,0.1",)
+    whole, names = tuned(tmp_path / "whole", methods, *tune), list[str]()
     assert [chosen(one)["train.lr"] for one in whole] == [0.1, 0.1]
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path / "cut", methods, *tune, started=names, stop=4)
     with pytest.raises(RunError, match="contains none"):
         find_runs([tmp_path / "cut"])  # no results yet
-    again = tuned(tmp_path / "cut", methods, *tune, started=names)
+    again = tuned(tmp_path / "cut", methods, *tune, started=names, jobs=2)  # the same bits in other processes
     assert len(names) == len(set(names)) == 8  # also the candidates that diverged
     assert sum(name.startswith("tuning fedavg, train.lr=") for name in names) == 3
     for one, other in zip(whole, again, strict=True):
         assert one.summary and other.summary and one.summary["weights_sha256"] == other.summary["weights_sha256"]
         assert one.tuning == other.tuning
     del names[:]
-    tuned(tmp_path / "cut", methods, "train.lr=0.0001,1e30,0.1,0.0002", started=names)
-    assert names == [f"tuning {method}, train.lr=0.0002" for method in methods]
+    tuned(tmp_path / "cut", methods, "train.lr=1e-9,1e30,0.1,1e-8", started=names)
+    assert names == [f"tuning {method}, train.lr=1e-08" for method in methods]
 
 
 def test_the_measurement_is_that_of_the_comparison(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_a_candidate_that_fails_otherwise_is_not_a_loser(tmp_path: Path, monkeyp
         return run(recipe, *words, **options)
 
     monkeypatch.setattr(module, "run", failing)
-    (found,) = tuned(tmp_path, ["fedavg"], "train.lr=0.0001,0.1")
+    (found,) = tuned(tmp_path, ["fedavg"], "train.lr=1e-9,0.1")
     assert found.failure == "tuning failed with train.lr=0.1: OSError: no space left on device"
     monkeypatch.undo()
-    (found,) = tuned(tmp_path, ["fedavg"], "train.lr=0.0001,0.1")
+    (found,) = tuned(tmp_path, ["fedavg"], "train.lr=1e-9,0.1")
     assert found.summary and chosen(found) == {"train.lr": 0.1}
 
 
@@ -221,7 +221,7 @@ def test_a_recipe_with_a_validation_part_keeps_it(tmp_path: Path) -> None:
 def test_tables_and_the_report_say_what_was_chosen(tmp_path: Path) -> None:
     (tmp_path / "side.toml").write_text(tomli_w.dumps(TABLES))
     words = ("compare", tmp_path / "side.toml", "--methods", "fedavg,fedpara", "--seeds", "1", "-o", tmp_path / "out")
-    words += ("--tune", "train.lr=0.0001,0.1,1e30", "--tune-rounds", 1, "--tune-share", 0.3)
+    words += ("--tune", "train.lr=1e-9,0.1,1e30", "--tune-rounds", 1, "--tune-share", 0.3)
     done = call(*words, "--json", cwd=ROOT)
     assert done.exit_code == 0, done.stderr
     first, second = json.loads(done.stdout)
@@ -235,7 +235,7 @@ def test_tables_and_the_report_say_what_was_chosen(tmp_path: Path) -> None:
     assert "tuning_candidates_percent" in call(*words, "--csv", cwd=ROOT).stdout
     page = (tmp_path / "out" / "report.html").read_text()
     assert "validation accuracy %" in page and "train.lr=1e+30" in page and "2 runs, 2 settings" in page
-    refused = call(*words[:9], "--tune-rounds", 1, cwd=ROOT)
+    refused = call(*words[:8], "--tune-rounds", 1, cwd=ROOT)
     assert refused.exit_code and "--tune-rounds and --tune-share need --tune" in refused.stderr
 
 
