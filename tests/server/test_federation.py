@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -15,6 +17,8 @@ from torch import nn
 import fedfactor
 from fedfactor.data.clients import FederatedData
 from fedfactor.optimizers import FedProx
+from fedfactor.protocol.engine import Done
+from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.server.dispatch import Diverged
 from fedfactor.server.federation import QuorumLost
 from fedfactor.testing.federation import Tampering
@@ -29,6 +33,29 @@ def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"round 1: training diverged: the server's .* and client \d sent .* round 0"):
         run(optimizer=Exploding(), directory=tmp_path)
     assert (tmp_path / "checkpoint" / "current").read_text() == "round-0"
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["round"]) == ("diverged", 1) and "is no longer finite" in last["reason"]
+
+
+def test_updates_that_are_not_finite_are_told_from_other_failures() -> None:
+    def spoilt(kind: str, change: Callable[[Message], Message]) -> dict[str, Any]:
+        def tamper(done: Done) -> Done:
+            message = decode(done.reply or b"")
+            return replace(done, reply=encode(change(message))) if message.kind == kind else done
+
+        return {"engine": Tampering(None, tamper), "evaluate_clients": "all"}
+
+    nan = spoilt("trained", lambda m: replace(m, tensors={name: t * torch.nan for name, t in m.tensors.items()}))
+    with pytest.raises(Diverged, match="0 of 3 clients sent a valid reply"):
+        run(**nan)
+    with pytest.raises(QuorumLost):
+        run(**spoilt("trained", lambda m: replace(m, tensors={})))
+    scores = {"accuracy": 0.1, "loss": float("inf")}
+    with pytest.raises(Diverged, match="no client sent a valid reply to a job of kind 'evaluate'"):
+        run(**spoilt("evaluated", lambda m: replace(m, fields={**m.fields, "scores": scores})))
+    with pytest.raises(RuntimeError, match="no client sent a valid reply") as error:
+        run(**spoilt("evaluated", lambda m: replace(m, kind="trained")))
+    assert not isinstance(error.value, Diverged)
 
 
 def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path) -> None:
