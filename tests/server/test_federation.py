@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -16,10 +16,12 @@ from torch import nn
 
 import fedfactor
 from fedfactor.data.clients import FederatedData
+from fedfactor.engines import Inline
 from fedfactor.optimizers import FedProx
-from fedfactor.protocol.engine import Done
+from fedfactor.protocol.engine import Done, Job
 from fedfactor.protocol.message import Message, decode, encode
-from fedfactor.server.dispatch import Diverged
+from fedfactor.protocol.setup import Setup
+from fedfactor.server.dispatch import Diverged, NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.testing.federation import Tampering
 from tests.helpers.tiny import Tiny, data, run
@@ -37,25 +39,24 @@ def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
     assert (last["event"], last["round"]) == ("diverged", 1) and "is no longer finite" in last["reason"]
 
 
-def test_updates_that_are_not_finite_are_told_from_other_failures() -> None:
-    def spoilt(kind: str, change: Callable[[Message], Message]) -> dict[str, Any]:
-        def tamper(done: Done) -> Done:
-            message = decode(done.reply or b"")
-            return replace(done, reply=encode(change(message))) if message.kind == kind else done
+def test_statistics_that_are_not_finite_are_told_from_other_failures() -> None:
+    def spoilt(change: Callable[[Message], Message]) -> Inline:
+        class Spoiling(Inline):
+            def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+                for done in super().run(setup, jobs):
+                    message = decode(done.reply or b"")
+                    bad = encode(change(message)) if message.kind == "calibrated" else done.reply
+                    yield replace(done, reply=bad)
 
-        return {"engine": Tampering(None, tamper), "evaluate_clients": "all"}
+        return Spoiling()
 
-    nan = spoilt("trained", lambda m: replace(m, tensors={name: t * torch.nan for name, t in m.tensors.items()}))
-    with pytest.raises(Diverged, match="0 of 3 clients sent a valid reply"):
-        run(**nan)
-    with pytest.raises(QuorumLost):
-        run(**spoilt("trained", lambda m: replace(m, tensors={})))
-    scores = {"accuracy": 0.1, "loss": float("inf")}
-    with pytest.raises(Diverged, match="no client sent a valid reply to a job of kind 'evaluate'"):
-        run(**spoilt("evaluated", lambda m: replace(m, fields={**m.fields, "scores": scores})))
-    with pytest.raises(RuntimeError, match="no client sent a valid reply") as error:
-        run(**spoilt("evaluated", lambda m: replace(m, kind="trained")))
-    assert not isinstance(error.value, Diverged)
+    with pytest.raises(Diverged, match="no client sent a valid reply to a job of kind 'calibrate'"):
+        run(
+            "heterofl",
+            engine=spoilt(lambda m: replace(m, tensors={name: t * torch.nan for name, t in m.tensors.items()})),
+        )
+    with pytest.raises(NoValidReply):
+        run("heterofl", engine=spoilt(lambda m: replace(m, tensors={})))
 
 
 def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path) -> None:
