@@ -25,7 +25,7 @@ SHARED = {
     "test_share": "share of the examples to hold out for testing where the data set has no fitting test set",
     "test_limit": "keep this many test examples, at random; 0: all",
     "validation_share": "share of each client's training examples to hold out, in (0, 1); 0: none",
-    "evaluate_on": "what is measured on: test data, or the training examples that validation_share holds out",
+    "evaluate_on": "measure on test data, or on the training examples that are held out (validation)",
 }
 """Options of all partitions, and what they mean."""
 

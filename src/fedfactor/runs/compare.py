@@ -264,11 +264,8 @@ def _tunings(
             if cell.label in tried:
                 settings = tried[cell.label]
                 where = folder / cell.label / directory_name(settings)
-                trials[where] = (
-                    cell.label,
-                    settings,
-                    Cell(f"tuning {cell.label}, {written(settings)}", cell.recipe, where),
-                )
+                label = f"tuning {cell.label}, {written(settings)}"
+                trials[where] = cell.label, settings, Cell(label, cell.recipe, where)
     ran = run_some([cell for cell in plain if cell.label not in candidates])
     if not (folder / TUNED).exists():  # before there are runs, which nobody may mistake for results
         folder.mkdir(parents=True, exist_ok=True)
