@@ -235,3 +235,71 @@ def test_many_classes_fit_the_screen() -> None:
     assert max(map(len, text.splitlines())) <= 130
     assert text.count("●") >= 100
     assert "(100 classes)" in text
+
+
+# Validation.
+
+
+def overlaps(parts: Any, others: Any) -> bool:
+    return bool(np.intersect1d(np.concatenate(list(parts)), np.concatenate(list(others))).size)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards", "classes", "equal-dirichlet", "dirichlet-pair"])
+def test_nobody_trains_on_the_validation_part(kind: str) -> None:
+    data = dataset()
+    options: dict[str, Any] = {"clients": 5, "seed": 1, **({"train": 60} if kind == "dirichlet-pair" else {})}
+    whole = federated(data, kind, **options)
+    test = federated(data, kind, validation_share=0.25, **options)
+    found = federated(data, kind, validation_share=0.25, evaluate_on="validation", **options)
+    assert same(test, found) and found.validation and not test.validation and not whole.validation
+    assert test.central is not None and whole.central is not None and found.central is not None
+    assert torch.equal(test.central[0], whole.central[0])  # the test data stay as they are
+    assert found.test_of is not None
+    held = []
+    for client in range(5):
+        before, after = whole.train_of[client].numpy(), found.train_of[client].numpy()
+        own = found.own_test(client)
+        assert own is not None and set(after) < set(before)
+        left = np.setdiff1d(before, after)
+        np.testing.assert_array_equal(own[0].numpy(), data.train[0][left])
+        np.testing.assert_array_equal(own[1].numpy(), data.train[1][left])
+        assert (
+            len(left) == round(0.25 * len(before)) or kind == "dirichlet-pair"
+        )  # where clients have the same examples
+        held.append(left)
+    assert not overlaps(held, found.train_of)
+    union = np.unique(np.concatenate(held))
+    np.testing.assert_array_equal(found.central[0].numpy(), data.train[0][union])
+    assert same(found, federated(data, kind, validation_share=0.25, evaluate_on="validation", **options))
+    other = federated(data, kind, validation_share=0.25, **{**options, "seed": 2})
+    assert not same(found, other)
+    assert (
+        federated(data, kind, validation_share=0.25, evaluate_on="validation", own_test=False, **options).test_of
+        is None
+    )
+
+
+def test_ordered_owners_validate_on_their_last_before_the_test_part() -> None:
+    ids = np.repeat([0, 1, 2], [50, 50, 2])
+    text = np.arange(102, dtype=np.uint8)
+    windows = np.lib.stride_tricks.sliding_window_view(np.append(text, np.zeros(2, np.uint8)), 3, writeable=True)
+    data = Dataset(
+        "talk", (windows, text.astype(np.int64) % 4), (windows[:6].copy(), np.zeros(6, np.int64)), tuple("abcd"),
+        "language", train_ids=ids, test_ids=np.repeat([0, 1, 2], 2), owners=("x", "y", "z"), ordered=True, gap=2,
+    )  # fmt: skip
+    found = federated(data, "natural", validation_share=0.2, evaluate_on="validation")
+    assert found.train_of[0].tolist() == list(range(40))
+    own = found.own_test(0)
+    assert own is not None and own[0][:, 0].tolist() == list(range(42, 50))  # two windows overlap with both parts
+    assert found.train_of[2].tolist() == [100, 101] and found.own_test(2) is None  # too few to hold some out
+    assert found.central is not None and len(found.central[1]) == 16
+
+
+def test_validation_settings_are_checked() -> None:
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=r"validation_share must lie in \(0, 1\)"):
+            federated(dataset(), clients=2, validation_share=share)
+    with pytest.raises(ValueError, match="needs examples that are held out: set validation_share"):
+        federated(dataset(), clients=2, evaluate_on="validation")
+    with pytest.raises(ValueError, match="no client has enough examples"):
+        federated(dataset(train=4), clients=4, validation_share=0.5)

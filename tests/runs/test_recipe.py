@@ -38,7 +38,7 @@ def test_a_resolved_partition_is_complete_and_splits_the_same() -> None:
     table = resolve(override(BASE, ["partition={kind='dirichlet', clients=5, alpha=0.3}"])).tables["partition"]
     assert table == {
         "kind": "dirichlet", "seed": 0, "take": 0, "train_share": 1.0, "own_test": True, "test_share": 0.2,
-        "test_limit": 0, "clients": 5, "alpha": 0.3, "min_examples": 2, "tries": 100,
+        "test_limit": 0, "validation_share": 0.0, "evaluate_on": "test", "clients": 5, "alpha": 0.3, "min_examples": 2, "tries": 100,
     }  # fmt: skip
     short, full = federated(load("digits"), "dirichlet", clients=5, alpha=0.3), federated(load("digits"), **table)
     assert all(a.equal(b) for a, b in zip(short.train_of, full.train_of, strict=True))

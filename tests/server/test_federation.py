@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -14,8 +16,13 @@ from torch import nn
 
 import fedfactor
 from fedfactor.data.clients import FederatedData
+from fedfactor.engines import Inline
 from fedfactor.optimizers import FedProx
-from fedfactor.server.federation import Diverged, QuorumLost
+from fedfactor.protocol.engine import Done, Job
+from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.protocol.setup import Setup
+from fedfactor.server.dispatch import Diverged, NoValidReply
+from fedfactor.server.federation import QuorumLost
 from fedfactor.testing.federation import Tampering
 from tests.helpers.tiny import Tiny, data, run
 
@@ -28,6 +35,28 @@ def test_a_round_that_is_not_finite_is_not_committed(tmp_path: Path) -> None:
     with pytest.raises(Diverged, match=r"round 1: training diverged: the server's .* and client \d sent .* round 0"):
         run(optimizer=Exploding(), directory=tmp_path)
     assert (tmp_path / "checkpoint" / "current").read_text() == "round-0"
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["round"]) == ("diverged", 1) and "is no longer finite" in last["reason"]
+
+
+def test_statistics_that_are_not_finite_are_told_from_other_failures() -> None:
+    def spoilt(change: Callable[[Message], Message]) -> Inline:
+        class Spoiling(Inline):
+            def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+                for done in super().run(setup, jobs):
+                    message = decode(done.reply or b"")
+                    bad = encode(change(message)) if message.kind == "calibrated" else done.reply
+                    yield replace(done, reply=bad)
+
+        return Spoiling()
+
+    with pytest.raises(Diverged, match="no client sent a valid reply to a job of kind 'calibrate'"):
+        run(
+            "heterofl",
+            engine=spoilt(lambda m: replace(m, tensors={name: t * torch.nan for name, t in m.tensors.items()})),
+        )
+    with pytest.raises(NoValidReply):
+        run("heterofl", engine=spoilt(lambda m: replace(m, tensors={})))
 
 
 def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path) -> None:

@@ -187,6 +187,23 @@ def compare(
             "--set fedpara@wide:method.gamma=0.5. Repeatable.",
         ),
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Choose a key's value for each method on validation data: --tune train.lr=0.01,0.03,0.1, or for one "
+            "method: --tune fedpara:method.gamma=0.1,0.5. Repeatable: several keys make a grid."
+        ),
+    ] = None,
+    tune_rounds: Annotated[
+        int | None, typer.Option(help="Rounds of each run of --tune. Default: the recipe's.", min=1)
+    ] = None,
+    tune_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of each client's training examples that --tune holds out as validation data. Default: the "
+            "recipe's partition.validation_share, or 0.2."
+        ),
+    ] = None,
     small: Small = False,
     only: Annotated[
         str, typer.Option(help="Take methods' settings only from the cells of a sweep that match this pattern.")
@@ -202,17 +219,24 @@ def compare(
     from fedfactor.report import comparison
     from fedfactor.report import report as write_report
     from fedfactor.runs import compare as comparing
+    from fedfactor.runs.tuning import Search
 
     print_table = _table_printer(latex, as_csv, as_json)
     chosen = numbers("--seeds", seeds, "1,2,3", int)
-    cells = comparing.cells(
-        read_recipe(recipe, small), listed(methods), chosen, out, settings=settings or [], only=only, where=str(recipe)
-    )
+    if not tune and (tune_rounds is not None or tune_share is not None):
+        raise ValueError("--tune-rounds and --tune-share need --tune, which says what to choose")
     # Progress goes to standard error, so that the table can be piped.
     try:
         with Progress(Console(stderr=True), quiet) as progress:
-            outcomes = comparing.run_cells(
-                cells,
+            outcomes = comparing.compare(
+                read_recipe(recipe, small),
+                listed(methods),
+                chosen,
+                out,
+                search=Search(tune or (), tune_rounds, tune_share),
+                settings=settings or [],
+                only=only,
+                where=str(recipe),
                 jobs=jobs,
                 data_dir=data_dir,
                 on_start=lambda cell: progress.start(cell.name, cell.recipe.rounds.rounds),

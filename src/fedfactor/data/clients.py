@@ -89,6 +89,8 @@ class FederatedData:
     transform: Transform = AsStored()
     described: bool = False
     """Whether the examples only have the shape of the clients' real ones, which are elsewhere."""
+    validation: bool = False
+    """Whether `central` and `test_of` are held-out training examples instead of test data."""
 
     def __post_init__(self) -> None:
         for name, examples in (("train", self.train), ("central", self.central)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ SHARED = {
     "own_test": "give each client test data of its own",
     "test_share": "share of the examples to hold out for testing where the data set has no fitting test set",
     "test_limit": "keep this many test examples, at random; 0: all",
+    "validation_share": "share of each client's training examples to hold out, in (0, 1); 0: none",
+    "evaluate_on": "measure on test data, or on the training examples that are held out (validation)",
 }
 """Options of all partitions, and what they mean."""
 
@@ -38,6 +40,8 @@ def federated(
     own_test: bool = True,
     test_share: float = 0.2,
     test_limit: int = 0,
+    validation_share: float = 0.0,
+    evaluate_on: Literal["test", "validation"] = "test",
     transform: Transform | None = None,
     **options: Any,
 ) -> FederatedData:
@@ -56,6 +60,9 @@ def federated(
         own_test: Whether clients get test data of their own.
         test_share: Share of examples to hold out for testing, where that is needed.
         test_limit: Keep this many test examples, at random. 0: all.
+        validation_share: Share of each client's training examples to hold out: nobody trains on them. 0: none.
+        evaluate_on: "validation" replaces the test data: the central test set by all examples that were held out, and
+            each client's own test data by those of its own.
         transform: What turns stored inputs into what networks read; by default the data set's.
         options: The fields of the partition, where `kind` is a name.
     """
@@ -72,7 +79,16 @@ def federated(
         train_parts, test_parts = _some_clients(train_parts, test_parts, take, seed)
     if train_share != 1:
         train_parts = _some_examples(train_parts, train_share, seed)
-    if partition.by_owner:
+    held_parts = train_parts
+    if validation_share:
+        train_parts, held_parts = _held_out(dataset, train_rows, train_parts, validation_share, seed)
+    if evaluate_on == "validation":
+        if not validation_share:
+            raise ValueError('evaluate_on = "validation" needs examples that are held out: set validation_share')
+        used = np.unique(np.concatenate(held_parts))
+        tested, test_rows = dataset.train, train_rows[used]
+        test_parts = [np.searchsorted(used, part) for part in held_parts]
+    elif partition.by_owner:
         # Only examples of owners who take part: others would not measure these clients.
         used = np.unique(np.concatenate(test_parts))
         test_parts = [np.searchsorted(used, part) for part in test_parts]
@@ -84,6 +100,7 @@ def federated(
         central,
         [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
         transform or dataset.transform,
+        validation=evaluate_on == "validation",
     )
 
 
@@ -132,6 +149,32 @@ def _some_examples(parts: Parts, share: float, seed: int) -> Parts:
         raise ValueError(f"train_share must lie in (0, 1], got {share:g}")
     rng = numpy_rng(seed, "train-share")
     return [np.sort(rng.choice(part, max(1, round(share * len(part))), replace=False)) for part in parts]
+
+
+def _held_out(dataset: Dataset, rows: Rows, parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
+    """Return the examples that each client trains on, and those that are held out for validation.
+
+    Of ordered examples, the last ones of each owner are held out, as for testing. Otherwise each client holds out
+    random examples, and keeps at least one. Clients may share examples: nobody trains on what another one holds out.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"validation_share must lie in (0, 1), or be 0 to hold out nothing, got {share:g}")
+    rng, held = numpy_rng(seed, "validation"), np.zeros(len(rows), bool)
+    if dataset.ordered:
+        owner = (dataset.train[1] if dataset.train_ids is None else dataset.train_ids)[rows]
+        kept, last = hold_out(owner, share, rng, ordered=True, gap=dataset.gap)
+        held[last] = True
+        unused = np.isin(owner, owner[last])  # owners with too few examples to hold some out train on all of them
+        unused[kept] = False
+    else:
+        priority = rng.permutation(len(rows))  # the same for all clients, so that those with the same examples agree
+        for part in parts:
+            count = min(max(1, round(share * len(part))), len(part) - 1)
+            held[part[np.argsort(priority[part])[:count]]] = True
+        unused = held
+    if not held.any():
+        raise ValueError(f"{dataset.name}: no client has enough examples for a validation_share of {share:g}")
+    return [part[~unused[part]] for part in parts], [part[held[part]] for part in parts]
 
 
 def _examples(examples: tuple[Array, Labels], ids: Labels | None) -> Rows:

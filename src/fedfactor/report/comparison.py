@@ -13,12 +13,13 @@ from rich.console import Group as Stacked
 from rich.table import Table
 
 from fedfactor.report.groups import Mean, mean
-from fedfactor.runs.compare import CellOutcome
+from fedfactor.runs.compare import CellOutcome, ranking
 from fedfactor.runs.text import SPARE, plain
+from fedfactor.runs.tuning import Tuning
 
 MEASURED = {"all": "all clients' own", "global": "central", "selected_after": "cohort's own, just trained"}
-"""Measurements by which methods can be compared. The first one that all methods have is used."""
-LEFT_ALIGNED = ("run", "test data", "trained")
+"""Measurements by which methods can be compared."""
+LEFT_ALIGNED = ("run", "tuned", "candidate", "test data", "trained")
 SAME_FOR_ALL = {"test data": "Test data", "trained": "Trained capacity"}
 """Columns that move to the caption, with these words, if they are the same for all methods."""
 LATEX = str.maketrans({"±": r"$\pm$", "\\": r"\textbackslash{}", **{sign: f"\\{sign}" for sign in "&%$#_{}"}})
@@ -52,6 +53,9 @@ class Line:
     client_failures: float
     failed: tuple[str, ...]
     """Seeds that did not finish, each with the reason."""
+    validation: bool
+    """Whether held-out training examples were measured on instead of test data."""
+    tuning: Tuning | None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line as plain data, one number per key."""
@@ -60,6 +64,11 @@ class Line:
         found |= _pair("accuracy", self.accuracy) | _pair("best_accuracy", self.best)
         found |= {"bytes": self.bytes, "bytes_ratio": self.ratio, "macs": self.macs}
         found |= {"client_failures": self.client_failures, "failed": "; ".join(self.failed)}
+        if self.tuning:
+            tried = self.tuning.candidates
+            scores = [f"{one}: {candidate_score(one.accuracy, one.diverged)}" for one in tried]
+            found |= {"tuned": _chosen(self.tuning), "tuning_candidates_percent": "; ".join(scores)}
+            found |= {"tuning_rounds": self.tuning.rounds, "tuning_seed": self.tuning.seed}
         for level, accuracy in self.at.items():
             found |= _pair(f"accuracy_at_{level:g}", accuracy)
         return found
@@ -72,7 +81,7 @@ def _pair(key: str, one: Mean | None) -> dict[str, float | None]:
 def lines(outcomes: Sequence[CellOutcome]) -> list[Line]:
     """Summarise outcomes by label, in their order, by a measurement that all of them have."""
     there = [outcome.summary for outcome in outcomes if outcome.summary is not None]
-    common = next((key for key in MEASURED if there and all(key in one["measured"] for one in there)), None)
+    common = ranking(there)
     by_label: dict[str, list[CellOutcome]] = {}
     for outcome in outcomes:
         by_label.setdefault(outcome.cell.label, []).append(outcome)
@@ -114,6 +123,8 @@ def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Li
         None if None in counted else macs,
         failures,
         tuple(f"seed {one.cell.seed}: {one.failure}" for one in outcomes if one.summary is None),
+        any(one.cell.recipe.tables["partition"]["evaluate_on"] == "validation" for one in outcomes),
+        outcomes[0].tuning,
     )
 
 
@@ -136,10 +147,46 @@ def _levels(levels: Iterable[float]) -> str:
     return ", ".join(f"{level:g}" for level in levels) or "-"
 
 
+def _chosen(tuning: Tuning | None) -> str:
+    return "-" if tuning is None or tuning.failure else str(tuning.chosen)
+
+
 def _tables(found: Sequence[Line]) -> list[tuple[Columns, str]]:
-    """Return the comparison and, if there are several capacities, the accuracy at each."""
+    """Return the comparison, the accuracy at each capacity if there are several, and what tuning has tried."""
+    tuning = [_tuning(found)] if any(line.tuning for line in found) else []
+    return [*_results(found), *tuning]
+
+
+def _tuning(found: Sequence[Line]) -> tuple[Columns, str]:
+    tried = [(line, line.tuning, one) for line in found if line.tuning for one in line.tuning.candidates]
+    columns = {
+        "run": [line.label for line, *_ in tried],
+        "candidate": [str(one) for *_, one in tried],
+        "validation %": [candidate_score(one.accuracy, one.diverged) for *_, one in tried],
+        "chosen": ["yes" if str(one) == _chosen(tuning) else "" for _, tuning, one in tried],
+    }
+    _, tuning, _ = tried[0]
+    return columns, tuning_words(tuning.as_dict())
+
+
+def candidate_score(accuracy: float | None, diverged: bool) -> str:
+    """Return the accuracy of a candidate in percent, or why there is none."""
+    return "diverged" if diverged else "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+
+
+def tuning_words(tuning: Mapping[str, Any]) -> str:
+    """Return how settings were chosen, given a `Tuning` as plain data."""
+    return (
+        f"Tuning: accuracy on validation data ({MEASURED.get(tuning['measured'], 'not measured')}) after "
+        f"{tuning['rounds']} rounds with seed {tuning['seed']}; a share of {tuning['validation_share']:g} of each "
+        "client's training examples was held out. Test data were not used."
+    )
+
+
+def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
     columns = {
         "run": [line.label for line in found],
+        "tuned": [_chosen(line.tuning) for line in found],
         "seeds": [str(line.seeds) for line in found],
         "trained": [_levels(line.trained) for line in found],
         "accuracy %": [_score(line.accuracy) for line in found],
@@ -151,6 +198,10 @@ def _tables(found: Sequence[Line]) -> list[tuple[Columns, str]]:
     }
     same = [head for head in SAME_FOR_ALL if len(set(columns[head])) == 1]
     words = [f"{SAME_FOR_ALL[head]}: {columns.pop(head)[0]}." for head in same]
+    if not any(line.tuning for line in found):
+        del columns["tuned"]
+    if any(line.validation for line in found):
+        words.append("Measured on validation data, which are held out of the clients' training data.")
     if "trained" in columns:
         words.append("Trained: the capacities that clients really trained; 1 is the whole model.")
     over = "FedAvg's" if _dense(found) else "the largest run's"

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedfactor.report.comparison import candidate_score, tuning_words
 from fedfactor.report.elements import Code, Element, Fold, Pictures, Section, Table, Text
 from fedfactor.report.groups import Group
 from fedfactor.report.values import thin
+from fedfactor.runs.tuning import FILE as TUNING_FILE
+from fedfactor.runs.tuning import written as written_settings
 
 MOST_REASONS = 20
 MOST_FAILURES = 200
@@ -58,6 +61,24 @@ def picture_pairs(attack: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the original and the recovered pictures of one attack, with captions."""
     captions = [f"round {attack['round']}, client {attack['client']}: {value:.1f} dB" for value in attack["psnr"]]
     return list(zip(attack.get("originals", ()), attack.get("recovered", ()), captions, strict=False))
+
+
+def tuning(groups: Sequence[Group]) -> Section | None:
+    """Return the settings that `fedfactor compare --tune` has tried and chosen."""
+    rows, words = [], dict[str, None]()
+    for group in groups:
+        path = next((path for run in group.runs if (path := run.directory / TUNING_FILE).exists()), None)
+        if path is not None:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            words[tuning_words(found)] = None
+            for one in found["candidates"]:
+                score = candidate_score(one["accuracy"], one["diverged"])
+                chosen = "yes" if one["settings"] == found["chosen"] else ""
+                rows.append([group.label, written_settings(one["settings"]), score, chosen])
+    if not rows:
+        return None
+    table = Table(["run", "candidate", "validation accuracy %", "chosen"], rows, " ".join(words))
+    return Section("tuning", "Tuning", [table])
 
 
 def protocol(groups: Sequence[Group]) -> Section:

@@ -8,7 +8,7 @@ from fedfactor.report.clients import clients, data
 from fedfactor.report.costs import costs
 from fedfactor.report.curves import accuracy, capacities, main_measure, overview
 from fedfactor.report.elements import Section
-from fedfactor.report.facts import audits, failures, protocol, recipes
+from fedfactor.report.facts import audits, failures, protocol, recipes, tuning
 from fedfactor.report.groups import Group
 from fedfactor.report.insides import bases, picks, ranks, records
 from fedfactor.report.page import page
@@ -22,7 +22,7 @@ def sections(
     measure = main_measure(groups)
     first = [overview(groups, measure, remarks), accuracy(groups, measure)]
     first.append(costs(groups, measure, target, joules_per_byte))
-    others = (capacities, clients, data, ranks, bases, picks, records, failures, audits, protocol, recipes)
+    others = (capacities, clients, data, ranks, bases, picks, records, failures, tuning, audits, protocol, recipes)
     found = [*first, *(section_of(groups) for section_of in others)]
     return [section for section in found if section is not None]
 

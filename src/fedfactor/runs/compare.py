@@ -8,20 +8,36 @@ seed has its own partition, so that intervals include the variance of the split;
 from __future__ import annotations
 
 import fnmatch
+import json
 import multiprocessing
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from fedfactor.files import write_atomically
 from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
-from fedfactor.runs.directory import finished
+from fedfactor.runs.directory import TUNED, diverged, finished
 from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import RecipeError
+from fedfactor.runs.tuning import (
+    FILE,
+    SHARE,
+    Candidate,
+    Search,
+    Settings,
+    Tuning,
+    directory_name,
+    grid,
+    key_of,
+    split_settings,
+    written,
+)
+from fedfactor.server.result import RANKING
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
 """Settings that must be equal for all methods: they decide which client has which data, and the cohorts."""
@@ -59,6 +75,8 @@ class CellOutcome:
     cell: Cell
     summary: Mapping[str, Any] | None
     failure: str = ""
+    tuning: Tuning | None = None
+    """How the settings of the method were chosen, if they were tuned."""
 
 
 def cells(
@@ -70,6 +88,7 @@ def cells(
     settings: Sequence[str] = (),
     only: str = "*",
     where: str = "recipe",
+    tuned: Mapping[str, Settings] | None = None,
 ) -> list[Cell]:
     """Return all cells of a comparison, resolved and checked before anything runs.
 
@@ -85,21 +104,24 @@ def cells(
             `partition.seed` is among them, all seeds share that partition.
         only: Pattern of the names of the sweep's cells from which methods take their settings.
         where: The name of the recipe in errors.
+        tuned: Settings by label that override all others.
     """
     for name, given in (("methods", methods), ("seeds", seeds)):
         if not given or len(set(given)) != len(given):
             raise RecipeError(f"a comparison needs at least one of {name}, without repetitions; got {list(given)}")
     for label in methods:
         create("methods", _method_in(label))  # an unknown name raises an error that lists the methods
-    shared, own = _split_settings(methods, settings)
+    shared, own = split_settings(methods, settings)
     bases = {label: _tables_of(tables, _method_in(label), shared, only, where) for label in methods}
     found = []
     for seed in seeds:
         row = []
         for label in methods:
             chosen = recipes.override(bases[label], own[label])
+            for key, value in (tuned or {}).get(label, {}).items():
+                chosen = recipes.merged(chosen, recipes.nested(key, value))
             chosen["train"] = {key: value for key, value in chosen.get("train", {}).items() if key != "seed"}
-            if not any(_key(assignment) == "partition.seed" for assignment in (*shared, *own[label])):
+            if not any(key_of(assignment) == "partition.seed" for assignment in (*shared, *own[label])):
                 chosen["partition"] = {**chosen.get("partition", {}), "seed": seed}
             resolved = recipes.resolve({**chosen, "seed": seed}, f"{where} ({label}, seed {seed})")
             row.append(Cell(label, resolved, folder / label / f"seed-{seed}"))
@@ -120,27 +142,6 @@ def _method_in(label: str) -> str:
     if at and not re.fullmatch(r"[\w.=+-]+", variant):
         raise RecipeError(f"a variant is written METHOD@NAME, such as fedpara@wide, got {label!r}")
     return method
-
-
-def _key(assignment: str) -> str:
-    return assignment.partition("=")[0].strip()
-
-
-def _split_settings(labels: Sequence[str], settings: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the settings for all methods, and those for one, such as `fedpara:train.lr=0.1`, by label."""
-    shared: list[str] = []
-    own: dict[str, list[str]] = {label: [] for label in labels}
-    for assignment in settings:
-        label, colon, key = _key(assignment).rpartition(":")
-        if not colon and key.startswith("method."):
-            raise RecipeError(
-                f"--set {assignment}: methods have different fields; name the method, as in "
-                f"--set {labels[0]}:{assignment}"
-            )
-        if colon and label not in own:
-            raise RecipeError(f"--set {assignment}: {label!r} is none of the compared methods, {', '.join(labels)}")
-        (own[label] if colon else shared).append(assignment[len(label + colon) :])
-    return shared, own
 
 
 def _tables_of(tables: recipes.Table, method: str, settings: list[str], only: str, where: str) -> recipes.Table:
@@ -187,6 +188,106 @@ def _at(tables: recipes.Table, key: str) -> Any:
 # Running.
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+def compare(
+    tables: recipes.Table,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    search: Search | None = None,
+    settings: Sequence[str] = (),
+    only: str = "*",
+    where: str = "recipe",
+    **running: Any,
+) -> list[CellOutcome]:
+    """Run the missing cells of a comparison, after tuning the methods if `search` says so.
+
+    A method whose tuning fails does not affect the others: its cells are not run, and their outcomes say why.
+
+    Args:
+        tables, methods, seeds, folder, settings, only, where: See `cells`.
+        search: Which values to try. Tuning uses the first seed, and its runs are in the folder `tuning`.
+        running: Arguments of `run_cells`.
+    """
+
+    def build(tuned: Mapping[str, Settings], seeds: Sequence[int] = seeds) -> list[Cell]:
+        return cells(tables, methods, seeds, folder, settings=settings, only=only, where=where, tuned=tuned)
+
+    def run_some(chosen: Sequence[Cell]) -> list[CellOutcome]:
+        return run_cells(chosen, **running)
+
+    plain, search = build({}), search or Search()
+    candidates = grid(methods, search.tune, settings, SAME)
+    if not candidates:
+        return run_some(plain)
+    tunings = _tunings(plain, candidates, search, build, run_some, folder / "tuning")
+    final = build({label: one.chosen.settings for label, one in tunings.items() if not one.failure})
+    failures = {label: one.failure for label, one in tunings.items() if one.failure}
+    ran = {one.cell.directory: one for one in run_some([cell for cell in final if cell.label not in failures])}
+    outcomes = []
+    for cell in final:
+        outcome = ran.get(cell.directory) or CellOutcome(cell, None, failures[cell.label])
+        tuning = tunings.get(cell.label)
+        if tuning and outcome.summary is not None:
+            write_atomically(cell.directory / FILE, json.dumps(tuning.as_dict(), indent=1))
+        outcomes.append(replace(outcome, tuning=tuning))
+    return outcomes
+
+
+def ranking(summaries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the measurement by which runs are ranked: the first that all of them have."""
+    return next((key for key in RANKING if summaries and all(key in one["measured"] for one in summaries)), None)
+
+
+def _tunings(
+    plain: Sequence[Cell],
+    candidates: Mapping[str, Sequence[Settings]],
+    search: Search,
+    build: Callable[[Mapping[str, Settings], Sequence[int]], list[Cell]],
+    run_some: Callable[[Sequence[Cell]], list[CellOutcome]],
+    folder: Path,
+) -> dict[str, Tuning]:
+    """Run all candidates with the first seed, and return by label what was tried and how well it did.
+
+    Candidates are compared by the measurement by which the comparison will rank the methods. It depends on all methods,
+    so those that are not tuned are run first.
+    """
+    first = plain[0]
+    rounds = first.recipe.rounds.rounds if search.rounds is None else search.rounds
+    share = search.share or first.recipe.tables["partition"]["validation_share"] or SHARE
+    how = {"train.rounds": rounds, "partition.validation_share": share, "partition.evaluate_on": "validation"}
+    trials: dict[Path, tuple[str, Settings, Cell]] = {}
+    for place in range(max(map(len, candidates.values()))):
+        tried = {label: some[place] for label, some in candidates.items() if place < len(some)}
+        tuned = {cell.label: {**tried.get(cell.label, {}), **how, "run.keep_rounds": []} for cell in plain}
+        for cell in build(tuned, [first.seed]):
+            if cell.label in tried:
+                settings = tried[cell.label]
+                where = folder / cell.label / directory_name(settings)
+                label = f"tuning {cell.label}, {written(settings)}"
+                trials[where] = cell.label, settings, Cell(label, cell.recipe, where)
+    ran = run_some([cell for cell in plain if cell.label not in candidates])
+    if not (folder / TUNED).exists():  # before there are runs, which nobody may mistake for results
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TUNED, "{}")
+    ran += run_some([cell for *_, cell in trials.values() if diverged(cell.recipe, cell.directory) is None])
+    summaries = {one.cell.directory: one.summary for one in ran if one.summary is not None}
+    failures = {one.cell.directory: one.failure for one in ran}
+    common, tunings = ranking(list(summaries.values())), dict[str, Tuning]()
+    for label in candidates:
+        mine = {where: trial for where, trial in trials.items() if trial[0] == label}
+        measured = common or ranking([summaries[where] for where in mine if where in summaries])
+        results = []
+        for where, (_, settings, cell) in mine.items():
+            score = summaries[where]["measured"][measured]["final"] if where in summaries and measured else None
+            lost = diverged(cell.recipe, where)
+            failure = lost or failures.get(where) or ("" if measured else "its run measured no accuracy")
+            results.append(Candidate(settings, score, lost is not None, failure))
+        tunings[label] = Tuning(measured or "", rounds, first.seed, share, tuple(results))
+    write_atomically(folder / TUNED, json.dumps({label: one.as_dict() for label, one in tunings.items()}, indent=1))
+    return tunings
 
 
 def run_cells(

@@ -42,8 +42,24 @@ def committed(directory: Path) -> int:
     return last_version(directory / "checkpoint")
 
 
+def diverged(recipe: Recipe, directory: Path | str) -> str | None:
+    """Return why this recipe's run ended before its last round: its numbers were no longer finite. Otherwise `None`."""
+    directory = Path(directory)
+    check_claim(recipe, directory, resume=True)
+    path = directory / "metrics.jsonl"
+    last = path.read_text().splitlines()[-1:] if path.exists() else []
+    try:
+        event: dict[str, Any] = json.loads(last[0]) if last else {}
+    except json.JSONDecodeError:  # the process was killed while it wrote this line
+        return None
+    return str(event["reason"]) if event.get("event") == "diverged" else None
+
+
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """Return the run directories at and below these paths, each once, in order."""
+    """Return the run directories at and below these paths, each once, in order.
+
+    Runs that `fedfactor compare --tune` has made to choose settings are found only in or below their own folder.
+    """
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         below = list(_below(path))
@@ -60,7 +76,12 @@ def _below(path: Path) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         for one in sorted(path.iterdir()):
-            yield from _below(one)
+            if not (one / TUNED).exists():
+                yield from _below(one)
+
+
+TUNED = "choices.json"
+"""The file that marks a folder of runs for tuning; it has the settings that were tried and chosen for each method."""
 
 
 @contextlib.contextmanager

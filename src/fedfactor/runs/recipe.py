@@ -36,8 +36,8 @@ from fedfactor.runs.sections import (
 )
 
 __all__ = [
-    "Recipe", "RecipeError", "Table", "cells", "described", "merged", "overridden_cells", "override", "parse", "read",
-    "recorded", "resolve", "schema", "small",
+    "Recipe", "RecipeError", "Table", "cells", "described", "merged", "nested", "overridden_cells", "override", "parse",
+    "read", "recorded", "resolve", "schema", "small", "values",
 ]  # fmt: skip
 
 
@@ -112,6 +112,15 @@ def _value(text: str) -> Any:
         return text
 
 
+def values(text: str) -> list[Any]:
+    """Read values that are separated by commas: `0.1, 0.2`, `[1, 2], [3, 4]` or `constant, cosine`."""
+    try:
+        found: list[Any] = tomllib.loads(f"values = [{text}]")["values"]
+    except tomllib.TOMLDecodeError:
+        return [_value(word.strip()) for word in text.split(",")]
+    return found
+
+
 def merged(tables: Table, overlay: Mapping[str, Any]) -> Table:
     """Return tables with an overlay applied key by key."""
     result = copy.deepcopy(tables)
@@ -160,7 +169,7 @@ def cells(tables: Table) -> dict[str, Table]:
                 raise RecipeError(f"each cell of a sweep needs a name of its own: {label!r} is empty or used twice")
             cell = merged(base, overlay)
             for key, value in pairs:
-                cell = merged(cell, _nested(key, value))
+                cell = merged(cell, nested(key, value))
             found[label] = cell
     if not found:
         raise RecipeError("[sweep] has no cells: one of its lists is empty")
@@ -185,9 +194,10 @@ def _dotted(table: Any, prefix: str = "") -> Table:
     return {key: value for name, inner in table.items() for key, value in _dotted(inner, f"{prefix}{name}.").items()}
 
 
-def _nested(key: str, value: Any) -> Table:
+def nested(key: str, value: Any) -> Table:
+    """Return tables with one value: `nested("train.lr", 0.1)` is `{"train": {"lr": 0.1}}`."""
     head, _, rest = key.partition(".")
-    return {head: _nested(rest, value)} if rest else {head: value}
+    return {head: nested(rest, value)} if rest else {head: value}
 
 
 def recorded(path: Path) -> Recipe:

@@ -9,7 +9,7 @@ from typing import Any
 from fedfactor.profile import span
 from fedfactor.protocol.coding import code_down, decode_down, prefixed
 from fedfactor.protocol.engine import Done, Engine, Job
-from fedfactor.protocol.message import BadMessage, Bytes, Message, decode, encode
+from fedfactor.protocol.message import BadMessage, Bytes, Message, NotFinite, decode, encode
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Reply, Tensors, pull
@@ -63,6 +63,10 @@ class Gathered:
     """Bytes in both directions."""
     bad: int = 0
     """Number of invalid replies."""
+
+
+class Diverged(RuntimeError):
+    """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
 
 
 class NoValidReply(RuntimeError):
@@ -181,12 +185,12 @@ class Dispatch:
     def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
         """Send evaluation, calibration or storing jobs for the server's current model, and return the valid replies.
 
-        Raise NoValidReply if there is none.
+        Raise NoValidReply if there is none, Diverged if that is because their numbers are not finite.
         """
         setup = self._setup.at(server.round)
         networks = {who.capacity: setup.network(who.capacity) for who in clients}
         view = setup.method.prepare(server.silenced(), networks, training=False)
-        asked, gathered = {who.client: who for who in clients}, Gathered()
+        asked, gathered, diverged = {who.client: who for who in clients}, Gathered(), 0
 
         def counted(jobs: Iterator[Job]) -> Iterator[Job]:
             for job in jobs:
@@ -204,11 +208,13 @@ class Dispatch:
                 check_report(answer, message, asked[done.client], server.round)
                 if answer == "calibrated":
                     check_statistics(message, setup.network(asked[done.client].capacity))
-            except BadMessage:
+            except BadMessage as error:
                 gathered.bad += 1
+                diverged += isinstance(error, NotFinite)
                 continue
             gathered.messages[done.client] = message
         if not gathered.messages:
-            raise NoValidReply(f"no client sent a valid reply to a job of kind {kind!r}")
+            why = Diverged if diverged == gathered.bad > 0 else NoValidReply
+            raise why(f"no client sent a valid reply to a job of kind {kind!r}")
         gathered.messages = dict(sorted(gathered.messages.items()))
         return gathered

@@ -31,7 +31,7 @@ from fedfactor.rng import one_thread
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
-from fedfactor.server.dispatch import Dispatch, Failure
+from fedfactor.server.dispatch import Dispatch, Diverged, Failure
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
@@ -40,10 +40,6 @@ from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
 
 class QuorumLost(RuntimeError):
     """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
-
-
-class Diverged(RuntimeError):
-    """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
 
 
 @dataclass
@@ -99,7 +95,12 @@ class Federation:
         with one_thread():
             server = self._resume() or self._start()
             while server.round < self.rounds.rounds:
-                server = self._round(server)
+                try:
+                    server = self._round(server)
+                except Diverged as error:
+                    event = {"event": "diverged", "round": server.round + 1, "reason": str(error)}
+                    self._note(event)  # removed again when the run is resumed
+                    raise
             return server
 
     def _start(self) -> Server:

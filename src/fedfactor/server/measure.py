@@ -22,14 +22,17 @@ from fedfactor.task import BatchSums
 def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
     """Return descriptions of a run's figures."""
     traits = setup.method.traits
+    central, own = "the central test set", "their own test data"
+    if setup.task.data.validation:
+        central, own = "all training examples that clients hold out", "the training examples that they hold out"
     return {
-        "global": "the server's model on the central test set, at each capacity at which it is used"
+        "global": f"the server's model on {central}, at each capacity at which it is used"
         if setup.has_global_model
         else "none: a part of each model is private",
         "clients": {
             "none": "not measured",
-            "selected": "this round's clients on their own test data, before and after their local training",
-            "all": "all clients on their own test data, with the new server model and their private tensors; and this "
+            "selected": f"this round's clients on {own}, before and after their local training",
+            "all": f"all clients on {own}, with the new server model and their private tensors; and this "
             "round's clients before and after their local training",
         }[rounds.evaluate_clients],
         "limit": f"only {rounds.evaluate_limit} clients, always the same, are measured instead of all"

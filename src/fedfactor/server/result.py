@@ -44,7 +44,7 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The contents of `summary.json`: accuracy, costs, hashes of weights and private states, versions."""
         found = summarise_rounds(self.history, self.federation.rounds.target)
-        measured = next((key for key in ("all", "global", "selected_after") if key in found), "")
+        measured = next((key for key in RANKING if key in found), "")
         scores: dict[str, Any] = found.get(measured, {})
         return {
             **found,
@@ -82,6 +82,9 @@ class Result:
         lines.append(f"failures {found['failures']:,}")
         return "\n".join(lines)
 
+
+RANKING = ("all", "global", "selected_after")
+"""Measurements by which methods are ranked: the first one that all of them have."""
 
 MEASURED = {"global": "global", "all": "clients", "selected_before": "clients", "selected_after": "clients"}
 """The key of the protocol that describes each measurement."""

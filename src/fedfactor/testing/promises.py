@@ -26,7 +26,8 @@ from fedfactor.protocol.method import Method, Staged
 from fedfactor.protocol.settings import Capacities
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import create, names
-from fedfactor.server.federation import Diverged, QuorumLost
+from fedfactor.server.dispatch import Diverged
+from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.server.state import weights_sha256
 from fedfactor.testing import federation
