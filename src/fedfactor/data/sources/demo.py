@@ -22,8 +22,9 @@ def digits(folder: Path, test_share: float = 0.2, split_seed: int = 0) -> Datase
     if not 0 < test_share < 1:
         raise ValueError(f"test_share must lie between 0 and 1, got {test_share:g}")
     here = Path(__file__).parent
-    images, labels = read_idx(here / "digits-images.idx.gz", 3)[:, None], read_idx(here / "digits-labels.idx.gz", 1)
-    labels = labels.astype(np.int64)
+    images, labels = read_idx(here / "digits-images.idx.gz", 3), read_idx(here / "digits-labels.idx.gz", 1)
+    # Not `images[:, None]`: of its strides torch concludes that channels come last, which costs copies.
+    images, labels = images.reshape(-1, 1, 8, 8), labels.astype(np.int64)
     order = numpy_rng(split_seed, "split").permutation(len(labels))
     cut = int(len(order) * test_share)
     test, train = order[:cut], order[cut:]
