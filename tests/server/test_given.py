@@ -125,6 +125,7 @@ FRESH: dict[str, Callable[[], nn.Module]] = {
     "identity": lambda: _drawn(nn.init.eye_),
     "constant": lambda: _drawn(lambda weight: nn.init.constant_(weight, 0.1)),
     "zeros": lambda: _drawn(nn.init.zeros_),
+    "transposed convolution": lambda: nn.ConvTranspose2d(6, 4, 3, groups=2),
 }
 
 
@@ -140,6 +141,18 @@ def test_freshly_initialised_models_are_no_false_alarm(name: str) -> None:
 @pytest.mark.parametrize("model", [Hidden(), Hidden], ids=["module", "function"])
 def test_no_warning_for_a_fresh_model(model: Any) -> None:
     assert still("fedpara", model)[1] == []
+
+
+def test_a_small_network_shows_its_training_in_its_biases() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 4))
+    inputs = torch.randn(500, 20)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(inputs), inputs[:, :4].argmax(1)).backward()
+        optimizer.step()
+    assert trained(network, ["0.weight"]) == "the bias of 0 has values that differ and are larger than torch draws them"
 
 
 def test_signs_of_training() -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedfactor.nn import compose
 from fedfactor.nn.norms import NORMS
@@ -67,9 +68,10 @@ def lost_weights(setup: Setup, given: nn.Module, errors: dict[str, float]) -> st
 def trained(model: nn.Module, names: list[str]) -> str:
     """Return a sign that a model has been trained, or an empty string if there is none.
 
-    All usual initialisations set norm layers to constants, and draw the entries of these weights independently, or make
-    them orthogonal or constant. Training changes the constants, and makes the largest singular values grow. Models that
-    were trained only a little may show neither sign.
+    All usual initialisations set norm layers to constants, make biases constant or draw them as torch does, and draw
+    the entries of these weights independently, or make them orthogonal or constant. Training changes the constants, and
+    makes biases and the largest singular values grow. Models that were trained only a little may show none of these
+    signs.
     """
     for name, module in model.named_modules():
         if isinstance(module, NORMS) and any(
@@ -80,7 +82,16 @@ def trained(model: nn.Module, names: list[str]) -> str:
     for name in names:
         if _ordered(weights[name]):
             return f"the entries of {name} are not independent of each other"
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, _ConvNd)) and module.bias is not None and _grown(module.bias, module.weight):
+            return f"the bias of {name} has values that differ and are larger than torch draws them"
     return ""
+
+
+def _grown(bias: Tensor, weight: Tensor) -> bool:
+    """Return whether a bias is neither constant nor within the bound of torch's initialisation, 1 / sqrt(fan-in)."""
+    bound = (1 + ROUNDING) / max(weight[0].numel(), 1) ** 0.5 if len(weight) else 0.0
+    return bool((bias != bias[:1]).any() and bias.detach().abs().max() > bound)
 
 
 def _ordered(weight: Tensor) -> bool:
