@@ -71,8 +71,8 @@ class Task:
             elif targets.dtype not in (torch.int64, torch.uint8):
                 raise ValueError(
                     f"targets of a {self.kind} task must be labels of type torch.int64, got {targets.dtype} in the "
-                    f"{'test' if test else 'training'} data; targets.long() converts whole numbers, and there is no "
-                    "regression"
+                    f"{'test' if test else 'training'} data; targets.long() converts whole numbers; regression "
+                    "is not supported"
                 )
             else:
                 self._refuse(targets < 0, test, targets, "must not be negative")

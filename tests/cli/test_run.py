@@ -136,6 +136,14 @@ def test_a_sweep_runs_its_cells_and_only_those_asked_for(tmp_path: Path) -> None
     assert none.exit_code == 2 and "its cells are a, b" in none.stderr
 
 
+def test_a_sweep_made_by_overrides_has_one_directory_per_cell(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = call("run", recipe(tmp_path), "--out", out, "--set", "train.rounds=1", "--set", "sweep.seed=[0,1]", "--csv")
+    assert done.exit_code == 0, done.stderr
+    assert sorted(p.name for p in out.iterdir()) == ["seed=0", "seed=1"]
+    assert len(done.stdout.splitlines()) == 2, "one line for both seeds, below the header"
+
+
 def test_the_pool_ends_with_the_same_hashes(tmp_path: Path) -> None:
     path = recipe(tmp_path, "pfedpara")
     for name, words in {"inline": [], "pool": ["--engine", "pool", "--workers", 2]}.items():

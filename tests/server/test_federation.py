@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.data.clients import FederatedData
+from fedfactor.data.clients import Examples, FederatedData
 from fedfactor.engines import Inline
 from fedfactor.optimizers import FedProx
 from fedfactor.protocol.engine import Done, Job
@@ -68,6 +68,11 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
     assert finished.summary["weights_sha256"] == run(rounds=2).summary["weights_sha256"]
 
 
+def _moved(examples: Examples | None) -> Examples:
+    assert examples is not None
+    return examples[0] + 1, examples[1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -81,6 +86,7 @@ def test_below_the_quorum_the_run_stops_and_keeps_its_last_commit(tmp_path: Path
         ({"data": replace(data(), train_of=data().train_of[::-1])}, "clients was 6 .split .* and is now 6"),
         ({"data": replace(data(), train=(data().train[0], 9 - data().train[1]))}, "clients was 6 .split .* now 6"),
         ({"data": replace(data(), train=(data().train[0] + 1, data().train[1]))}, "inputs was .* and is now"),
+        ({"data": replace(data(), central=_moved(data().central))}, "test data was .* and is now"),
         ({"model": lambda: Tiny(0.5)}, "model was"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -155,11 +161,13 @@ class Deep(nn.Sequential):
         super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def test_a_learning_rate_that_is_too_large_is_called_divergence() -> None:
+def test_a_learning_rate_that_is_too_large_is_called_divergence(tmp_path: Path) -> None:
     split = FederatedData((X, Y), list(torch.arange(60).split(20)), (X, Y), list(torch.arange(60).split(20)))
-    message = rf"round \d: 0 of 3 clients .* \(client [012].*: training diverged: .*{ADVICE}.*everything up to round \d"
-    with pytest.raises(Diverged, match=message):
+    message = rf"round \d: 0 of 3 clients .* \(client [012].*: training diverged: .*{ADVICE}"
+    with pytest.raises(Diverged, match=rf"{message}\)$"):  # nothing is saved without a directory
         fedfactor.simulate(Deep, split, lr=1e6, rounds=5, batch_size=10)
+    with pytest.raises(Diverged, match=rf"{message}.*; everything up to round \d is saved"):
+        fedfactor.simulate(Deep, split, lr=1e6, rounds=5, batch_size=10, directory=tmp_path)
 
 
 def test_a_loss_that_is_lost_in_training_is_divergence() -> None:

@@ -85,13 +85,14 @@ def run(
     _check_engine(engine, workers, profile)
     tables = read_recipe(recipe, small)
     cells = resolved_cells(tables, recipe, [*(settings or []), *([f"train.device={device}"] if device else [])], only)
+    is_sweep = "sweep" in tables or any(setting.startswith("sweep.") for setting in settings or [])
     folder = out or Path("runs") / next(iter(cells.values())).tables["name"]
     found, recorders = {}, {}
     screen = Console(stderr=True) if print_table else console  # so that the table can be piped
     try:
         with Progress(screen, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, cell in cells.items():
-                where = folder / name if "sweep" in tables else folder
+                where = folder / name if is_sweep else folder
                 stop.round = 0
                 with (
                     loggers.logging(log or [], where, name, cell.tables) as logged,

@@ -121,13 +121,16 @@ class FederatedData:
 
     @cached_property
     def inputs_fingerprint(self) -> str:
-        """Hash of the training inputs: of all rows or, if they have more bytes than `HASHED_BYTES`, of every k-th row.
+        """Hash of the training inputs, or of a sample of their rows if they have more bytes than `HASHED_BYTES`."""
+        return _hash(*_sampled(self.train[0]))
 
-        k is the smallest number for which the hashed rows fit into `HASHED_BYTES`.
-        """
-        inputs = self.train[0]
-        step = max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
-        return _hash(torch.tensor(inputs.shape), *torch.split(inputs[::step], HASHED_ROWS))
+    @cached_property
+    def test_fingerprint(self) -> str:
+        """Hash of the test inputs, sampled like the training inputs, of their targets and of the clients' positions."""
+        if self.central is None:
+            return "none"
+        parts = [] if self.test_of is None else list(_looked_at(self.test_of).values())
+        return _hash(*_sampled(self.central[0]), self.central[1], torch.tensor([len(part) for part in parts]), *parts)
 
     @property
     def example(self) -> Tensor:
@@ -161,6 +164,12 @@ class FederatedData:
         if self.test_of is None or self.central is None or not len(self.test_of[client]):
             return None
         return _rows(self.central, self.test_of[client])
+
+
+def _sampled(inputs: Tensor) -> list[Tensor]:
+    """Return the shape and every k-th row, with the smallest k for which these rows fit into `HASHED_BYTES`."""
+    step = max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
+    return [torch.tensor(inputs.shape), *torch.split(inputs[::step], HASHED_ROWS)]
 
 
 HASHED_BYTES = 2**28

@@ -170,6 +170,7 @@ class Federation:
             "kind": setup.task.kind,
             "clients": f"{data.clients} (split {data.fingerprint})",
             "inputs": data.inputs_fingerprint,
+            "test data": data.test_fingerprint,
             "model": hashlib.sha256(str(shapes).encode()).hexdigest()[:12],
         }
         if setup.training.looks_ahead:
@@ -307,7 +308,7 @@ class Federation:
                 largest = max(replies, key=lambda r: sum(float(t.double().norm()) for t in r.tensors.values()))
                 raise Diverged(
                     f"round {round + 1}: training diverged: the server's {name!r} is no longer finite, and client "
-                    f"{largest.client} sent the largest numbers; everything up to round {round} is saved. Try a "
+                    f"{largest.client} sent the largest numbers{self._saved(round)}. Try a "
                     "smaller learning rate (lr), or gradient clipping (max_grad_norm)"
                 )
 
@@ -326,8 +327,12 @@ class Federation:
         reasons = [f"client {_some(who)}: {reason}" for reason, who in [*clients.items()][:3]]
         raise (Diverged if any(reason.startswith(DIVERGED) for reason in clients) else QuorumLost)(
             f"round {round + 1}: {answered} of {asked} clients sent a valid reply, the quorum is "
-            f"{self.rounds.quorum:g} ({'; '.join(reasons)}); everything up to round {round} is saved"
+            f"{self.rounds.quorum:g} ({'; '.join(reasons)}){self._saved(round)}"
         )
+
+    def _saved(self, round: int) -> str:
+        """Return the end of an error that stops the run after a round; a run without a directory saves nothing."""
+        return "" if isinstance(self.store, MemoryStore) else f"; everything up to round {round} is saved"
 
     # Journal and checkpoint.
 

@@ -56,6 +56,11 @@ def test_a_missing_file_of_cifar_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=wanted):
         load("cifar10", tmp_path)
     assert len(load("cifar10", tmp_path, partial=True).train[1]) == 16
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").unlink()
+    with pytest.raises(
+        MissingData, match=rf"looked for in {tmp_path}/cifar-10-batches-bin/test_batch\.bin or .* not found"
+    ):
+        load("cifar10", tmp_path, partial=True)
 
 
 def test_the_pickled_cifar_is_not_read(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def check_whole(name: str, folder: Path, found: Mapping[str, tuple[int, int]], p
 
 def missing(name: str, folder: Path, looked: list[Path]) -> MissingData:
     """Return the error for a data set whose files were found in none of the places."""
-    places = " or ".join(str(place) for place in looked)
+    places = " or ".join(str(place) for place in looked if not place.exists()) or " or ".join(map(str, looked))
     fetch = info(name).fetch.format(data=folder)
     how = f"fetch it with `{fetch}`, or " if fetch else ""
     return MissingData(
