@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfactor import registry
-from fedfactor.checks import near
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.transform import NORMS
+from fedfactor.support.checks import near
 
 VARIABLE = "FEDFACTOR_DATA"
 

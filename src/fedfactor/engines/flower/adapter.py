@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedfactor.install import install_command
 from fedfactor.protocol.message import BadMessage, Bytes
+from fedfactor.support.install import install_command
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
