@@ -174,7 +174,7 @@ def user_folder() -> Path:
 
 
 def check_whole(name: str, folder: Path, found: Mapping[str, tuple[int, int]], partial: bool) -> None:
-    """Raise ValueError if a data set has not the size that its authors gave it, unless `partial` accepts that.
+    """Raise ValueError if a data set does not have the size that its authors gave it, unless `partial` accepts that.
 
     `found` maps what is counted to how many there are and how many there should be.
     """
