@@ -12,6 +12,7 @@ import json
 import sys
 import tokenize
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedfactor"
 
@@ -41,10 +42,15 @@ def main() -> None:
             print(f"{code_lines(path.read_text()):6} {path}")
         print(f"{sum(code_lines(path.read_text()) for path in files):6} in all")
         return
+    print(json.dumps(totals(), indent=1))
+
+
+def totals() -> dict[str, Any]:
+    """Return the figures of the whole source tree."""
     counts = {path: code_lines(path.read_text()) for path in SOURCE.rglob("*.py")}
     methods = {path.stem: count for path, count in counts.items() if path.parent.name == "methods"}
     home = next(path for path in (SOURCE / "protocol" / "method.py", SOURCE / "methods" / "base.py") if path.exists())
-    found = {
+    return {
         "lines_of_code": sum(counts.values()),
         "type_checking_files": sum("if TYPE_CHECKING" in path.read_text() for path in counts),
         "modules_at_the_root": len(list(SOURCE.glob("*.py"))),
@@ -52,7 +58,6 @@ def main() -> None:
         "longest_method_file": max(methods.items(), key=lambda item: item[1]),
         "methods_over_120": sorted(name for name, count in methods.items() if count > 120),
     }
-    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import fedfactor
+from benchmarks.shape import totals
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedfactor"
@@ -135,3 +136,10 @@ def test_workflows_and_hooks_run_what_there_is() -> None:
     assert hooks["repo"] == "local"
     tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in hooks["hooks"]}
     assert tools <= EXTRAS["dev"]
+
+
+def test_the_source_tree_keeps_its_shape() -> None:
+    found = totals()
+    assert found["modules_at_the_root"] <= 8, "put a new module into the layer that it belongs to"
+    assert found["hooks_of_a_method"] <= 20 and found["type_checking_files"] <= 5
+    assert not found["methods_over_120"]

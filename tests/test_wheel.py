@@ -86,7 +86,7 @@ def test_a_new_recipe_runs(installed: Installed) -> None:
 
 
 def test_what_is_missing_is_installed_as_the_package_was(installed: Installed) -> None:
-    code = "from fedfactor.install import install_command; print(install_command('report'))"
+    code = "from fedfactor.support.install import install_command; print(install_command('report'))"
     assert installed("python", "-c", code).strip() == "pip install 'fedfactor[report]'"
 
 

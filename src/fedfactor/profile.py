@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from fedfactor.files import write_text
+from fedfactor.support.files import write_text
 
 Name = Literal["training", "composing", "encoding", "server algebra", "evaluating", "committing", "waiting", "the rest"]
 NAMES: tuple[Name, ...] = (

@@ -22,7 +22,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedfactor.checks import near
+from fedfactor.support.checks import near
 
 KINDS = ("methods", "optimizers", "codecs")
 """The kinds that combine freely in a run."""

@@ -175,7 +175,7 @@ def test_methods_that_make_no_sense_say_why() -> None:
 
 def test_a_plan_as_plain_data() -> None:
     found = json.loads(json.dumps(as_dict(found_for(*DEVICES), rounds=7)))
-    assert found["choice"] and found["why"].startswith(f"Take {found['choice']}")
+    assert found["choice"] and found["why"].startswith(f"Use {found['choice']}")
     for row in found["fits"]:
         assert row["total_bytes"] == 7 * (row["size"]["up"] + row["size"]["down"])
     assert [device["share"] for device in found["devices"]] == [None, 0.4]

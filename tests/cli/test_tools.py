@@ -27,7 +27,7 @@ def test_the_command_writes_a_recipe_that_the_command_runs(tmp_path: Path) -> No
         "plan", "--model", "digits_cnn", "--input", "1x8x8", "--classes", 10, *devices, "--link", "2Mbps", "--rounds", 3,
         "--recipe", tmp_path / "planned.toml",
     )  # fmt: skip
-    assert "phone: 100 kB up" in out and "Take " in out
+    assert "phone: 100 kB up" in out and "Use " in out
     tables = tomllib.loads((tmp_path / "planned.toml").read_text())
     assert tables["data"]["name"] == "digits" and sum(tables["capacities"]["shares"]) == pytest.approx(1)
     small = ("--set", "train.rounds=2", "--set", "partition.clients=6", "--set", "train.cohort=3")

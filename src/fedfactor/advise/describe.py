@@ -21,7 +21,7 @@ from fedfactor.runs.text import SPARE, plain
 
 
 def sentence(found: Advice) -> str:
-    """Return the choice and its reason in one sentence."""
+    """Return the choice and its reason in words."""
     request, fit = found.request, found.choice
     kind = "personal models" if request.personal else "a global model"
     if fit is None:
@@ -32,15 +32,16 @@ def sentence(found: Advice) -> str:
     sizes = ", ".join(dict.fromkeys(_what(fit, row) for row in fit.rows))
     rivals = sum(other.suits(request) for other in found.fits) - 1
     if fit.method.name == "fedavg":
-        return "Take fedavg: all devices can train the full dense model."
-    among = f"of the {rivals + 1} methods with {kind} that fit all devices" if rivals else "the only method that fits"
+        return "Use fedavg: all devices can train the full dense model."
+    among = f"the largest share among the {rivals + 1} methods with {kind} that fit all devices"
+    among = among if rivals else f"and this is the only method with {kind} that fits all devices"
     stopped = dict.fromkeys(word for row in fit.rows for word in row.stopped_by)
     bound = f"; a larger size is limited by {' and '.join(NAMES[word] for word in stopped)}" if stopped else ""
     saved = min(row.bytes_ratio for row in fit.rows), max(row.bytes_ratio for row in fit.rows)
     times = f"{saved[0]:.3g}" if f"{saved[0]:.3g}" == f"{saved[1]:.3g}" else f"{saved[0]:.3g} to {saved[1]:.3g}"
     work = f"Its clients compute {100 * fit.share:.3g} % of the dense model on average"
-    work = "Operations are not known" if math.isnan(fit.share) else work + (", the largest share" if rivals else "")
-    return f"Take {fit.method.name} ({sizes}): {among}. {work}; dense FedAvg sends {times} times the bytes{bound}."
+    work = "Operations are not known" if math.isnan(fit.share) else f"{work}, {among}"
+    return f"Use {fit.method.name} ({sizes}). {work}; dense FedAvg sends {times} times the bytes{bound}."
 
 
 NAMES = {

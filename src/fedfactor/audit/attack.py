@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfactor.audit.result import AttackResult, AuditResult
-from fedfactor.checks import check_choice, check_number
 from fedfactor.client.work import ready, work
 from fedfactor.data.clients import FederatedData
 from fedfactor.nn.state import tensors_of
@@ -29,6 +28,7 @@ from fedfactor.runs.open import Run
 from fedfactor.runs.tasks import task_of
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server
+from fedfactor.support.checks import check_choice, check_number
 from fedfactor.task import like
 
 MOMENTUM = 0.9

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfactor.files import write_text
-from fedfactor.install import install_command
+from fedfactor.support.files import write_text
+from fedfactor.support.install import install_command
 
 try:
     from PIL import Image

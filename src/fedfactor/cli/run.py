@@ -31,7 +31,7 @@ from fedfactor.cli.common import (
     resolved_cells,
     tell,
 )
-from fedfactor.install import install_command
+from fedfactor.support.install import install_command
 
 if TYPE_CHECKING:
     from fedfactor.runs.compare import CellOutcome
@@ -155,7 +155,6 @@ def _check_engine(engine: str, workers: int, profile: bool) -> None:
 def _run_on_flower(
     engine: str, recipe: Recipe, where: Path, resume: bool, data_dir: Path | None, on_event: Callable[[Any], None]
 ) -> dict[str, Any]:
-    from fedfactor.engines.flower.adapter import QUIET  # noqa: F401  # its error says what to install
     from fedfactor.runs.flower.local import run_local
 
     simulated = engine == "flower-ray"

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fedfactor.cli.common import AsJson, DataDir, Quiet, console, listed, numbers, tell
-from fedfactor.files import write_text
+from fedfactor.support.files import write_text
 
 
 def plan(

@@ -6,9 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
-from fedfactor.files import sync, write_file
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.states import SHA256
+from fedfactor.support.files import sync, write_file
 
 
 class Lost(LookupError):

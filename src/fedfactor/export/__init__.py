@@ -19,8 +19,8 @@ from fedfactor.export.card import card_text
 from fedfactor.export.code import architecture, as_module, write_code
 from fedfactor.export.formats import FORMATS
 from fedfactor.export.taking import ExportError, answers, difference, limit, take
-from fedfactor.files import naming, write_text
 from fedfactor.runs.open import Model, Run
+from fedfactor.support.files import naming, write_text
 
 __all__ = ["FORMATS", "ExportError", "Exported", "export"]
 

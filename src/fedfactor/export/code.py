@@ -16,11 +16,11 @@ from torch import nn
 
 import fedfactor
 from fedfactor.export.taking import ExportError, Taken
-from fedfactor.files import write_text
 from fedfactor.nn.state import tensors_of
 from fedfactor.rng import derive, seeded
 from fedfactor.runs.sections import builder_of
 from fedfactor.runs.tasks import model_options
+from fedfactor.support.files import write_text
 
 HEAD = "# Plain torch: the network of the weights beside this file."
 """First line of every file that is written here; a file without it is not overwritten."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fedfactor.export.code import NetworkCode, as_module, run_module
 from fedfactor.export.taking import ExportError, Taken, answers
-from fedfactor.install import install_command
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.message import Message, encode, read_weights
+from fedfactor.support.install import install_command
 
 
 class Format:

@@ -8,11 +8,11 @@ from typing import Literal
 
 from torch import nn
 
-from fedfactor.checks import check_choice
 from fedfactor.factor.base import Scheme
 from fedfactor.nn import check, factor_weights, factorize
 from fedfactor.protocol.method import Method
 from fedfactor.registry import described
+from fedfactor.support.checks import check_choice
 from fedfactor.task import Build
 
 

@@ -11,7 +11,6 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedfactor.checks import check_number
 from fedfactor.factor import SpatialSplit
 from fedfactor.factor.products import Products
 from fedfactor.methods.factorised import with_factors
@@ -23,6 +22,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Diagnostics, Networks, Participant, Traits
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
+from fedfactor.support.checks import check_number
 from fedfactor.task import Build, Task
 
 

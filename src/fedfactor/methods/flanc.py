@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fedfactor.checks import check_choice, check_number
 from fedfactor.factor import Composition, Dense, orthogonality
 from fedfactor.factor.base import WeightShape
 from fedfactor.methods.factorised import with_factors
@@ -20,6 +19,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Diagnostics, Method, Networks, ObservedRound, Participant, Traits
 from fedfactor.protocol.plan import Piece, Plan, Tensors
 from fedfactor.registry import described, register
+from fedfactor.support.checks import check_choice, check_number
 from fedfactor.task import Build, Task
 
 LOGGED = 32

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit, effective_rank, spectrum
 from fedfactor.factor.base import WeightShape
 from fedfactor.methods.spectral import Spectral
@@ -21,6 +20,7 @@ from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits
 from fedfactor.protocol.plan import Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
 from fedfactor.registry import described, register
+from fedfactor.support.checks import check_number
 from fedfactor.task import Build
 
 SMALL = 0.2

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fedfactor.checks import check_number
 from fedfactor.factor import ChannelSplit
 from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import Factorised, factorised
@@ -18,6 +17,7 @@ from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
+from fedfactor.support.checks import check_number
 from fedfactor.task import Build
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from fedfactor.checks import near
+from fedfactor.support.checks import near
 
 RENAMED_KEYS = {
     "train.batch": "train.batch_size",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedfactor.checks import check_choice, check_number
-from fedfactor.files import write_text
-from fedfactor.install import install_command
 from fedfactor.report.groups import Group, group_runs
 from fedfactor.report.read import RunData, read_runs
 from fedfactor.report.values import counted
 from fedfactor.runs.directory import find_runs
+from fedfactor.support.checks import check_choice, check_number
+from fedfactor.support.files import write_text
+from fedfactor.support.install import install_command
 
 __all__ = ["Group", "RunData", "counted", "read_groups", "report"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedfactor.checks import near
+from fedfactor.support.checks import near
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fedfactor.files import write_atomically
 from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.directory import TUNED, diverged, finished
@@ -38,6 +37,7 @@ from fedfactor.runs.tuning import (
     written,
 )
 from fedfactor.server.result import RANKING
+from fedfactor.support.files import write_atomically
 
 SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
 """Settings that must be equal for all methods: they decide which client has which data, and the cohorts."""

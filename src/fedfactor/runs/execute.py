@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from fedfactor.engines import Engine, Inline
-from fedfactor.files import write_atomically
 from fedfactor.protocol.settings import check_device_here
 from fedfactor.runs.directory import check_claim, locked, read_summary
 from fedfactor.runs.recipe import Recipe
@@ -28,6 +27,7 @@ from fedfactor.runs.tasks import Facts, setup_of, task_of
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import Damaged, DiskStore, Journal
+from fedfactor.support.files import write_atomically
 from fedfactor.task import Task
 
 Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]

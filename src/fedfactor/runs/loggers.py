@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedfactor.install import install_command
 from fedfactor.registry import get, register
 from fedfactor.runs.open import flat
+from fedfactor.support.install import install_command
 
 Event = dict[str, Any]
 
@@ -24,8 +24,8 @@ class Logger(Protocol):
         """Return whether an earlier process has already written rounds of this run."""
         ...
 
-    def carry_on(self, round: int) -> None:
-        """Prepare to write the rounds after this one."""
+    def open(self, round: int) -> None:
+        """Open the log for the rounds after this one; 0 is the start of a run."""
         ...
 
     def write(self, round: int, numbers: Mapping[str, float]) -> None:
@@ -50,7 +50,7 @@ class TensorBoard:
         """Return whether there is already an event file."""
         return any(self._folder.glob("events.out.tfevents.*"))
 
-    def carry_on(self, round: int) -> None:
+    def open(self, round: int) -> None:
         """Open a new file; TensorBoard then ignores later rounds in earlier files."""
         self._writer = self._writers.SummaryWriter(str(self._folder), purge_step=round + 1 if round else None)
         if round == 0:
@@ -86,7 +86,7 @@ class MLflow:
         """Return whether an MLflow run exists already."""
         return self._note.exists()
 
-    def carry_on(self, round: int) -> None:
+    def open(self, round: int) -> None:
         """Reopen the recorded MLflow run, or create one."""
         if self.has_begun():
             noted = json.loads(self._note.read_text())
@@ -146,10 +146,10 @@ def check(names: Sequence[str]) -> None:
 
 def _tell(logger: Logger, event: Event) -> None:
     if event["event"] == "start":
-        logger.carry_on(0)
+        logger.open(0)
     elif event["event"] == "resumed":
         fresh = not logger.has_begun()
-        logger.carry_on(0 if fresh else event["round"])
+        logger.open(0 if fresh else event["round"])
         for past in event["past"] if fresh else ():  # this logger was not used when the run started
             _tell_round(logger, past)
     _tell_round(logger, event)

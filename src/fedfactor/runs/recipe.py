@@ -215,7 +215,7 @@ def described(
     optimizer: Optimizer,
     codec: Codec,
 ) -> Recipe:
-    """Return the recipe of a run from Python, which describes everything but its model and data."""
+    """Return the recipe of a run from Python, which describes everything except its model and data."""
     given = dataclasses.asdict(rounds)
     tables = {
         "name": name,

@@ -12,7 +12,6 @@ from typing import Any, Literal, Never
 import torch
 from torch import nn
 
-from fedfactor.checks import near
 from fedfactor.data.clients import Examples, FederatedData, Kind
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
@@ -27,6 +26,7 @@ from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import Recipe, described
 from fedfactor.runs.tasks import Facts, counted_facts
 from fedfactor.server.result import Result
+from fedfactor.support.checks import near
 from fedfactor.task import EVALUATION_BATCH, Task
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any, Literal
 
-from fedfactor.checks import check_choice
+from fedfactor.support.checks import check_choice
 
 
 def spread(found: Mapping[int, dict[str, float]], capacities: Mapping[int, float]) -> dict[str, Any]:

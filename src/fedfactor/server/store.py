@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedfactor.files import sync, write_file, write_text
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.states import States
+from fedfactor.support.files import sync, write_file, write_text
 
 Changes = Mapping[str, Mapping[int, Bytes]]
 """New states, by section and client."""

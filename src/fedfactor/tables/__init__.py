@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from fedfactor.tables.misprints import MISPRINTS
+from fedfactor.tables.printed import MISPRINTS
 from fedfactor.tables.row import CLOSE, VERDICTS, Printed, Row, Verdict, judge
 from fedfactor.tables.view import count_verdicts, render
 

@@ -18,6 +18,7 @@ from fedfactor.cost import measure, ptflops_macs
 from fedfactor.factor.spectral import ChannelSplit, SpatialSplit
 from fedfactor.nn import factorize
 from fedfactor.tables.counting import images, network, parameters
+from fedfactor.tables.printed import PRINTED
 from fedfactor.tables.row import Row
 
 M, N, K, R, SIDE = 256, 256, 3, 64, 8
@@ -52,53 +53,20 @@ class Network:
         return factorize(plain, SpatialSplit(ratio=1 / self.factor), skip=skip)
 
 
-# Network, classes and side of the images. Below, the printed parameters and MACs of each.
+# Network, classes and side of the images.
 BASES = {
     "CIFAR-10": ("resnet18", 10, 32),
     "CIFAR-100": ("resnet34", 100, 32),
     "Tiny-ImageNet": ("resnet34", 200, 64),
 }
-# Column FedHM, and the low-rank models trained alone.
+# Printed parameters and MACs by data set, then by factor of the rank or by width.
 LOW_RANK = {
-    "CIFAR-10": {
-        1: ("11.17 M", "557.22 M"),
-        2: ("4.16 M", "261.52 M"),
-        4: ("2.21 M", "173.44 M"),
-        8: ("1.24 M", "129.40 M"),
-    },
-    "CIFAR-100": {
-        2: ("8.40 M", "747.24 M"),
-        4: ("4.99 M", "633.99 M"),
-        8: ("3.27 M", "577.37 M"),
-        12: ("2.71 M", "557.90 M"),
-    },
-    "Tiny-ImageNet": {
-        1: ("21.38 M", "4649.78 M"),
-        2: ("8.45 M", "2988.84 M"),
-        4: ("5.04 M", "2535.85 M"),
-        8: ("3.33 M", "2309.36 M"),
-    },
+    dataset: {int(factor): (size, work) for factor, (size, work) in table.items()}
+    for dataset, table in PRINTED["fedhm"]["low_rank"].items()
 }
-# Columns HeteroFL, its V2 and V3, and Width Slimming.
 SLIM = {
-    "CIFAR-10": {
-        1.0: ("11.17 M", "557.22 M"),
-        0.64: ("4.29 M", "229.50 M"),
-        0.5: ("2.80 M", "140.20 M"),
-        0.35: ("1.37 M", "68.61 M"),
-    },
-    "CIFAR-100": {
-        1.0: ("21.33 M", "1162.47 M"),
-        0.64: ("8.77 M", "478.19 M"),
-        0.5: ("5.35 M", "291.83 M"),
-        0.4: ("3.42 M", "187.53 M"),
-    },
-    "Tiny-ImageNet": {
-        1.0: ("21.38 M", "4649.78 M"),
-        0.64: ("8.80 M", "1912.71 M"),
-        0.5: ("5.38 M", "1167.26 M"),
-        0.4: ("3.44 M", "750.08 M"),
-    },
+    dataset: {float(width): (size, work) for width, (size, work) in table.items()}
+    for dataset, table in PRINTED["fedhm"]["slim"].items()
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from fedfactor.factor.spectral import ChannelSplit
 from fedfactor.factor.tucker import LowRank
 from fedfactor.nn import factor_weights, factorize, first_layers
 from fedfactor.tables.counting import network, parameters
+from fedfactor.tables.printed import PRINTED
 from fedfactor.tables.row import Row
 
 GAMMAS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -33,47 +35,9 @@ TABLE_1: dict[str, tuple[WeightShape, Scheme, str, str]] = {
     "Conv., FedPara (Prop. 3)": (CONV, Hadamard(rank=R), "21 K", "256"),
 }
 
-# Table 5: the original, then gamma = 0.1 to 0.9.
-TABLE_5 = {
-    10: (
-        "15.25 M",
-        "1.55 M",
-        "2.33 M",
-        "3.31 M",
-        "4.45 M",
-        "5.79 M",
-        "7.33 M",
-        "9.01 M",
-        "10.90 M",
-        "12.92 M",
-    ),
-    100: (
-        "15.30 M",
-        "1.59 M",
-        "2.38 M",
-        "3.36 M",
-        "4.50 M",
-        "5.84 M",
-        "7.38 M",
-        "9.05 M",
-        "10.94 M",
-        "12.96 M",
-    ),
-}
-
-# Tables 7 and 8: t_comm, t and t's ratio in a round; minutes to the target accuracy and their ratio.
+# Seconds of computing in a round, and rounds to the target accuracy: the paper's measurements.
 T_COMP = {"original": 1.64, "FedPara": 2.34}
 ROUNDS = {"original": 112, "FedPara": 115}
-TABLE_7 = {
-    2: (("470.2 s", "471.84 s"), ("47.2 s", "49.54 s"), "9.52 x"),
-    10: (("94.04 s", "94.68 s"), ("9.44 s", "11.78 s"), "8.04 x"),
-    50: (("18.61 s", "20.25 s"), ("1.88 s", "4.22 s"), "4.80 x"),
-}
-TABLE_8 = {
-    2: ("880.77 min", "94.95 min", "9.28 x"),
-    10: ("176.74 min", "22.58 min", "7.83 x"),
-    50: ("37.80 min", "8.09 min", "4.67 x"),
-}
 
 SHARE = "parameters / original"
 RULE = "min r_min, whole r_max, r rounded, first layer dense: fits more cells than any other single rule"
@@ -104,6 +68,11 @@ def vgg16(classes: int, gamma: float | None) -> nn.Module:
     if gamma is None:
         return model
     return factorize(model, Hadamard(gamma=gamma), skip=["features.0", "classifier"])
+
+
+def _by_number(table: str) -> Iterator[tuple[int, Any]]:
+    """Yield the lines of a printed table with their number of classes or speed."""
+    return ((int(number), line) for number, line in PRINTED["fedpara"][table].items())
 
 
 def _share(model: nn.Module, original: nn.Module) -> float:
@@ -171,7 +140,7 @@ def lstm(scheme: Scheme | None) -> nn.Module:
 
 def _table_5() -> Iterator[Row]:
     cell = partial(Row, "fedpara", "Table 5")
-    for classes, (original, *printed) in TABLE_5.items():
+    for classes, (original, *printed) in _by_number("table_5"):
         yield cell(f"original, {classes} classes", "parameters", parameters(vgg16(classes, None)), original)
         for gamma, text in zip(GAMMAS, printed, strict=True):
             ours = parameters(vgg16(classes, gamma))
@@ -188,7 +157,7 @@ def _seconds(model: str, speed: int) -> tuple[float, float]:
 def _table_7() -> Iterator[Row]:
     cell = partial(Row, "fedpara", "Table 7")
     note = "t_comp is the paper's measurement, taken as given"
-    for speed, (original, fedpara, ratio) in TABLE_7.items():
+    for speed, (original, fedpara, ratio) in _by_number("table_7"):
         for model, (link, total) in {"original": original, "FedPara": fedpara}.items():
             t_comm, t = _seconds(model, speed)
             yield cell(f"{speed} Mbps, {model}", "t_comm", t_comm, link, "2 x size / speed, in MiB")
@@ -201,7 +170,7 @@ def _table_8() -> list[Row]:
     note = "t_comp and the rounds, 112 and 115, are the paper's measurements, taken as given"
     cell = partial(Row, "fedpara", "Table 8", note=note)
     found = []
-    for speed, (original, fedpara, ratio) in TABLE_8.items():
+    for speed, (original, fedpara, ratio) in _by_number("table_8"):
         minutes = {model: _seconds(model, speed)[1] * ROUNDS[model] / 60 for model in ROUNDS}
         gain = minutes["original"] / minutes["FedPara"]
         found += [

@@ -10,22 +10,11 @@ from fedfactor.factor.base import Scheme
 from fedfactor.factor.composition import Composition
 from fedfactor.nn import factorize
 from fedfactor.tables.counting import network, parameters
+from fedfactor.tables.printed import PRINTED
 from fedfactor.tables.row import Row
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 LABELS = ("x 0.25", "x 0.50", "x 0.75", "x 1.0", "Avg")
-
-# Figures of Table 1 at the four widths and their average, by (dataset, column).
-TABLE_1 = {
-    ("CIFAR10", "p-width"): ("0.7 M", "2.8 M", "6.3 M", "11.1 M", "5.2 M"),
-    ("CIFAR10", "FLANC"): ("0.5 M", "1.2 M", "2.4 M", "4.0 M", "2.0 M"),
-    ("CIFAR100", "p-width"): ("0.7 M", "2.8 M", "6.3 M", "11.1 M", "5.2 M"),
-    ("CIFAR100", "FLANC"): ("0.5 M", "1.2 M", "2.4 M", "4.0 M", "2.0 M"),
-    ("Fashion-MNIST", "p-width"): ("43 K", "106 K", "186 K", "285 K", "155 K"),
-    ("Fashion-MNIST", "FLANC"): ("33 K", "63 K", "98 K", "136 K", "83 K"),
-    ("Shakespeare", "p-width"): ("49 K", "214 K", "443 K", "787 K", "373 K"),
-    ("Shakespeare", "FLANC"): ("48 K", "187 K", "417 K", "740 K", "348 K"),
-}
 
 # R1 is an eighth of the inputs at full width (half of the narrowest network's), R2 a quarter of the stage's
 # outputs; both convolutions of a block have the same R1. Stem, shortcuts, norms and classifier stay dense.
@@ -53,7 +42,9 @@ def rows() -> list[Row]:
         "Shakespeare": _rnn,
     }
     found = []
-    for (dataset, column), printed in TABLE_1.items():
+    for dataset, column, printed in (
+        (dataset, *line) for dataset, columns in PRINTED["flanc"].items() for line in columns.items()
+    ):
         counts: list[float] = [counters[dataset](column, width) for width in WIDTHS]
         note = RNN_NOTE if dataset == "Shakespeare" else ""
         for label, ours, text in zip(LABELS, [*counts, sum(counts) / len(counts)], printed, strict=True):

@@ -19,23 +19,13 @@ from fedfactor.factor.base import WeightShape
 from fedfactor.factor.spectral import ChannelSplit
 from fedfactor.nn import factorize
 from fedfactor.tables.counting import images, network
+from fedfactor.tables.printed import PRINTED
 from fedfactor.tables.row import Row
 
 BATCH, SIDE = 32, 32
 KEEPS = (1.0, 0.8, 0.6, 0.4, 0.2)
 QUANTITIES = ("Params", "MACs", "Mem")
 
-# Figure and percentage of the full model at each keep ratio; Table 10 repeats Table 1 above its FedHM rows.
-PRISM = {
-    "Params": ("11 M", "7.9 M, 72 %", "4.5 M, 41 %", "2 M, 18 %", ".5 M, 4.5 %"),
-    "MACs": ("35 G", "25.5 G, 73 %", "14.7 G, 42 %", "6.87 G, 20 %", "2 G, 5.6 %"),
-    "Mem": ("31.5 M", "37 M, 115 %", "28.3 M, 90 %", "18.9 M, 60 %", "9.5 M, 30 %"),
-}
-FEDHM = {
-    "Params": ("11 M", "9.9 M, 90 %", "7.4 M, 67 %", "4.9 M, 44 %", "2.5 M, 22 %"),
-    "MACs": ("35 G", "28.8 G, 82 %", "22.4 G, 64 %", "16 G, 46 %", "7.4 G, 23 %"),
-    "Mem": ("31.5 M", "44.9 M, 143 %", "40.5 M, 129 %", "36.1 M, 115 %", "31.7 M, 101 %"),
-}
 FEDHM_NOTES = {
     "Params": "r (9 M + N) with r = keep N and all N outputs: not FedHM's own split, but what fits",
     "MACs": "rule unknown; ours counts the parameters once per output position",
@@ -74,9 +64,9 @@ def rows() -> list[Row]:
     share = 100 * small.params / _full().params
     note = "V's output of r channels, U's and the normalisation's of 2 r: 5 r instead of 3 r"
     return [
-        *_table("Table 1", "", PRISM, _sub_model, _integer_note),
-        *_table("Table 10", "PriSM ", PRISM, _sub_model, _integer_note),
-        *_table("Table 10", "FedHM ", FEDHM, _fedhm, lambda keep, quantity: FEDHM_NOTES[quantity]),
+        *_table("Table 1", "", PRINTED["prism"]["prism"], _sub_model, _integer_note),
+        *_table("Table 10", "PriSM ", PRINTED["prism"]["prism"], _sub_model, _integer_note),
+        *_table("Table 10", "FedHM ", PRINTED["prism"]["fedhm"], _fedhm, lambda keep, quantity: FEDHM_NOTES[quantity]),
         Row("prism", "Section 4.1", "PriSM-O2, 0.2", "additional Mem", extra, "65 %", note),
         Row("prism", "Abstract", "0.2", "Params / full", share, "5 %"),
     ]

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from fedfactor.tables.misprints import MISPRINTS
+from fedfactor.tables.printed import MISPRINTS
 
 Verdict = Literal["match", "truncated", "close", "misprint", "off"]
 VERDICTS: tuple[Verdict, ...] = ("match", "truncated", "close", "misprint", "off")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedfactor.engines import flower
 from fedfactor.engines.flower.adapter import STORED_AS, nodes, pack, unpack
 from fedfactor.protocol.message import BadMessage
 from tests.helpers.grid import FIRST_ID, Deployment, LocalGrid, recipe, travelled
@@ -51,3 +53,10 @@ def test_nobody_can_guess_the_number_of_anothers_message(tmp_path: Path) -> None
         secret[message.metadata.message_type].add(unpack(message.content)[1]["once"])
     assert {kind: len(found) for kind, found in secret.items()} == {"query": 4, "train": 4}
     assert all(len(one) == 32 for found in secret.values() for one in found)
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("flwr", "psutil") else found(name))
+    with pytest.raises(ImportError, match=r"Flower needs flwr, psutil; install it with .*\[flower\]"):
+        importlib.reload(flower)

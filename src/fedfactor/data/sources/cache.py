@@ -22,7 +22,7 @@ import numpy as np
 
 from fedfactor.data.dataset import Array
 from fedfactor.data.sources.registry import user_folder
-from fedfactor.files import naming, write_text
+from fedfactor.support.files import naming, write_text
 
 FOLDER = ".fedfactor"
 VERSION = 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedfactor.data.dataset import Array
-from fedfactor.install import install_command
+from fedfactor.support.install import install_command
 
 
 def first(places: Iterable[Path]) -> Path | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedfactor.checks import check_number
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import check_labels, first, read_text
@@ -17,6 +16,7 @@ from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
+from fedfactor.support.checks import check_number
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare; the id of a character is its position here."""

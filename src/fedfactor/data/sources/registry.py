@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfactor import registry
-from fedfactor.checks import near
 from fedfactor.data.dataset import Dataset
 from fedfactor.data.transform import NORMS
+from fedfactor.support.checks import near
 
 VARIABLE = "FEDFACTOR_DATA"
 
@@ -174,7 +174,7 @@ def user_folder() -> Path:
 
 
 def check_whole(name: str, folder: Path, found: Mapping[str, tuple[int, int]], partial: bool) -> None:
-    """Raise ValueError if a data set has not the size that its authors gave it, unless `partial` accepts that.
+    """Raise ValueError if a data set does not have the size that its authors gave it, unless `partial` accepts that.
 
     `found` maps what is counted to how many there are and how many there should be.
     """

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedfactor.checks import check_number
 from fedfactor.data.dataset import Array, Dataset, Labels
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.files import first, read_lines, read_text
@@ -18,6 +17,7 @@ from fedfactor.data.sources.mnist import pair, sizes
 from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
+from fedfactor.support.checks import check_number
 
 WORD = re.compile(r"[a-z0-9']+")
 BREAK = re.compile(r"<[^>]*>")

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedfactor.install import install_command
 from fedfactor.protocol.message import BadMessage, Bytes
 
 QUIET = {
@@ -28,13 +27,10 @@ QUIET = {
 for name, value in QUIET.items():
     os.environ.setdefault(name, value)  # flwr reads them when it is imported
 
-try:
-    import httpx
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-except ImportError as error:  # pragma: no cover
-    raise ImportError(f"Flower is not installed ({error}): {install_command('flower')}") from error
+import httpx  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 __all__ = [
     "QUIET",

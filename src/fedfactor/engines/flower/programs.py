@@ -15,7 +15,7 @@ import tomli_w
 
 from fedfactor.engines.flower.adapter import QUIET
 from fedfactor.engines.flower.certificates import Certificates
-from fedfactor.install import install_command
+from fedfactor.support.install import install_command
 
 START = 120.0
 """Seconds that a program may take to start on a busy machine."""

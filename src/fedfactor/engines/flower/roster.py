@@ -19,8 +19,8 @@ from typing import Any, get_args
 import fedfactor
 from fedfactor.data.clients import Kind
 from fedfactor.engines.flower.adapter import ConnectedNode, Grid, Inbox, instruction, nodes, pack, push, unpack
-from fedfactor.files import write_atomically
 from fedfactor.protocol.message import BadMessage
+from fedfactor.support.files import write_atomically
 
 log = logging.getLogger("fedfactor.engines.flower")
 

@@ -9,11 +9,11 @@ from typing import Any
 import tomli_w
 
 import fedfactor
-from fedfactor.checks import near
-from fedfactor.files import write_text
 from fedfactor.runs.flower.device import number_of_nodes
 from fedfactor.runs.flower.server import DEFAULTS
 from fedfactor.runs.recipe import Recipe
+from fedfactor.support.checks import near
+from fedfactor.support.files import write_text
 
 SERVER_APP = "fedfactor.runs.flower.server_app:app"
 CLIENT_APP = "fedfactor.runs.flower.client_app:app"

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from fedfactor.checks import near
 from fedfactor.data import federated, load
 from fedfactor.data.clients import FederatedData, Virtual
 from fedfactor.data.federated import SHARED
@@ -19,6 +18,7 @@ from fedfactor.protocol.settings import check_device_here
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.recipe import Recipe, parse, resolve
 from fedfactor.runs.tasks import Facts, facts_of, setup_of, task_of, task_with
+from fedfactor.support.checks import near
 from fedfactor.task import Task
 
 Config = Mapping[str, Any]

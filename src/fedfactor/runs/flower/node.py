@@ -22,7 +22,6 @@ from fedfactor import cost
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.client.work import batches, filled_network, work
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
-from fedfactor.files import write_atomically
 from fedfactor.protocol import message as protocol
 from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
 from fedfactor.protocol.setup import Setup, kept_of
@@ -34,6 +33,7 @@ from fedfactor.runs.tasks import Facts
 from fedfactor.server.dispatch import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
+from fedfactor.support.files import write_atomically
 from fedfactor.task import like
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fedfactor.checks import check_choice
 from fedfactor.data.clients import FederatedData
 from fedfactor.engines.flower.adapter import Context, Grid
 from fedfactor.engines.flower.engine import FlowerEngine
@@ -26,6 +25,7 @@ from fedfactor.runs.tasks import Facts, task_of, task_with
 from fedfactor.server.dispatch import NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
+from fedfactor.support.checks import check_choice
 from fedfactor.task import Task
 
 DEFAULTS: dict[str, bool | int | float | str] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedfactor.data.sources.registry import MissingData
-from fedfactor.files import naming, write_atomically, write_file, write_text
+from fedfactor.support.files import naming, write_atomically, write_file, write_text
 
 
 @pytest.fixture

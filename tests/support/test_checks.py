@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedfactor.checks import check_choice, check_number, near
+from fedfactor.support.checks import check_choice, check_number, near
 
 
 def test_the_nearest_word_is_hinted_at() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedfactor.install import install_command
+from fedfactor.support.install import install_command
 
 CHECKOUT = {"url": "file:///srv/my%20checkout", "dir_info": {}}
 WHEEL = {"url": "file:///srv/fedfactor-1.0-py3-none-any.whl", "archive_info": {}}
