@@ -113,3 +113,8 @@ def test_inputs_that_share_the_memory_of_one_row_are_not_copied() -> None:
 def test_inputs_of_any_type() -> None:
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64, torch.complex64):
         fingerprint(torch.ones(5, dtype=dtype))
+
+
+def test_targets_of_one_example_in_any_layout_have_a_fingerprint() -> None:
+    one = FederatedData((torch.ones(1, 2), torch.tensor(3).expand(1)), [torch.tensor([0])])
+    assert one.fingerprint == FederatedData((torch.ones(1, 2), torch.tensor([3])), [torch.tensor([0])]).fingerprint

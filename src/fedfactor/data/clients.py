@@ -182,7 +182,9 @@ def _hash(*tensors: Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        dense = tensor.detach().cpu().contiguous()
+        # A contiguous tensor of one element may have any stride, but can be seen as bytes only with the stride 1.
+        digest.update(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
