@@ -20,6 +20,12 @@ def test_vgg16_is_table_5_of_fedpara(classes: int, expected: int) -> None:
     assert parameters(lambda: models.vgg16(classes)) == expected
 
 
+def test_a_quarter_of_vgg16_by_hand() -> None:
+    """Weights and biases of the convolutions, two numbers per normalised channel, three linear layers."""
+    convolutions = 448 + 2_320 + 4_640 + 9_248 + 18_496 + 2 * 36_928 + 73_856 + 5 * 147_584
+    assert parameters(lambda: models.vgg16(planes=16)) == convolutions + 2_112 + 2 * 16_512 + 1_290
+
+
 @pytest.mark.parametrize(
     ("width", "expected"), [(0.25, 701_466), (0.5, 2_797_610), (0.75, 6_288_442), (1.0, 11_173_962)]
 )

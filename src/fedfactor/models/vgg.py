@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from fedfactor.registry import register
 
-# Output channels of the 13 convolutions; 0 is a 2 x 2 max-pooling.
-_LAYOUT = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+# Output channels of the 13 convolutions, as multiples of the first; 0 is a 2 x 2 max-pooling.
+_LAYOUT = (1, 1, 0, 2, 2, 0, 4, 4, 4, 0, 8, 8, 8, 0, 8, 8, 8, 0)
 
 
 class VGG(nn.Module):
@@ -16,10 +16,10 @@ class VGG(nn.Module):
     Input (batch, channels, height, width), 32 x 32 in the paper; output (batch, classes).
     """
 
-    def __init__(self, classes: int, groups: int, dropout: float, channels: int) -> None:
+    def __init__(self, classes: int, groups: int, dropout: float, channels: int, planes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for out in _LAYOUT:
+        for out in (planes * multiple for multiple in _LAYOUT):
             if out == 0:
                 layers.append(nn.MaxPool2d(2))
                 continue
@@ -30,12 +30,12 @@ class VGG(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(
             nn.Dropout(dropout),
-            nn.Linear(channels, 512),
+            nn.Linear(channels, channels),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(512, 512),
+            nn.Linear(channels, channels),
             nn.ReLU(),
-            nn.Linear(512, classes),
+            nn.Linear(channels, classes),
         )
         for module in self.features:
             if isinstance(module, nn.Conv2d):
@@ -50,10 +50,10 @@ class VGG(nn.Module):
 
 
 @register("models", "vgg16", input_shape=(3, 32, 32), paper="FedPara (arXiv:2108.06098) C.2")
-def vgg16(classes: int = 10, groups: int = 2, dropout: float = 0.5, channels: int = 3) -> VGG:
+def vgg16(classes: int = 10, groups: int = 2, dropout: float = 0.5, channels: int = 3, planes: int = 64) -> VGG:
     """FedPara's VGG16 (C.2, Table 5): 15.25 M parameters with 10 classes, 15.30 M with 100.
 
     The paper replaces batch by group normalisation and does not give the number of groups; two is the number of
-    Flower's reproduction.
+    Flower's reproduction. `planes` are the channels of the first convolution; fewer make all layers smaller.
     """
-    return VGG(classes, groups, dropout, channels)
+    return VGG(classes, groups, dropout, channels, planes)
