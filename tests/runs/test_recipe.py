@@ -29,7 +29,7 @@ def test_every_default_is_written_out() -> None:
         "name": "fedpara", "dense": [], "start": "random", "gamma": 0.1, "tanh": False, "jacobian": 0.0,
     }  # fmt: skip
     assert resolve({**BASE, "model": {"name": "vgg16"}}).tables["model"] == {
-        "name": "vgg16", "groups": 2, "dropout": 0.5, "channels": 3,
+        "name": "vgg16", "groups": 2, "dropout": 0.5, "channels": 3, "planes": 64,
     }  # fmt: skip
     assert tables["optimizer"] == {"name": "fedavg"} and tables["codec"] == {"name": "float32"}
 
