@@ -233,3 +233,14 @@ def test_every_network_of_ours_can_be_written_as_code(name: str) -> None:
         ours, theirs = builder(**plain), run_module(text)["build"]()
     assert not any(type(module).__module__.startswith("fedfactor") for module in theirs.modules())
     assert {n: t.shape for n, t in tensors_of(ours).items()} == {n: t.shape for n, t in tensors_of(theirs).items()}
+
+
+def test_a_client_with_its_own_norm_statistics(tmp_path: Path) -> None:
+    """They are estimated on the client's data, so without the data there is no such model."""
+    folder = trained(tmp_path / "run", "method.name=fedper", "train.own_norms=true")
+    found = export(folder, tmp_path / "own.safetensors", client=2)
+    assert "estimated on the training data of client 2 after the last download" in found.card.read_text()
+    with pytest.raises(ExportError, match=r"own_norms: .* export with the data"):
+        export(folder, tmp_path / "without.safetensors", client=2, with_data=False)
+    with pytest.raises(RunError, match=r"own_norms: .* call result\(data_dir\)"):
+        fedfactor.load(folder).model(client=2)

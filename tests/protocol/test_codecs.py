@@ -86,7 +86,7 @@ def test_topk_refuses_positions_outside_the_tensor_and_repeated_ones(where: list
 
 
 def test_top_k_feeds_its_remainder_back_over_rounds() -> None:
-    """Two weights, one sent a round: what the first round leaves out goes up with the second's change."""
+    """Two weights, of which one is sent per round: the second round also sends what the first left out."""
     data = clients((1.0, 1.0))
     model = nn.Module()
     model.x = nn.Parameter(torch.zeros(2, dtype=torch.float64))

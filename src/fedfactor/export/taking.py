@@ -76,7 +76,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
     level = _level(federation, server, capacity, client)
     who = Participant(-1 if client is None else client, level, server.round)
     batch, batch_of = _batch(federation.setup.task, client, with_data)
-    _check_norms(run, federation, server, level, with_data)
+    _check_norms(run, federation, server, who, with_data)
     plain = result.model_at(level) if client is None else result.client_model(client)
     plain = copy.deepcopy(plain).eval()  # the federation reuses its networks
     trained = _as_trained(federation, server, who).eval()
@@ -131,11 +131,10 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
         state = kept_of(federation.setup, store.read("client", who.client), server.round)
         kept = state.get("kept") or setup.kept(who.capacity)
     method.load(network, down, kept, training=False)
-    return (
-        with_statistics(network, federation.calibration(server).at(who.capacity))
-        if method.traits.calibrates
-        else network
-    )
+    calibration = federation.calibration(server)
+    if setup.training.own_norms and who.client >= 0:
+        return with_statistics(network, calibration.of(who))
+    return with_statistics(network, calibration.at(who.capacity)) if method.traits.calibrates else network
 
 
 def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str]:
@@ -197,8 +196,10 @@ def _loose(model: nn.Module) -> list[str]:
     return [name for name, norm in batch_norms(model).items() if norm.running_mean is None]
 
 
-def _check_norms(run: Run, federation: Federation, server: Server, level: float, with_data: bool) -> None:
-    setup = federation.setup.at(server.round)
+def _check_norms(run: Run, federation: Federation, server: Server, who: Participant, with_data: bool) -> None:
+    setup, level = federation.setup.at(server.round), who.capacity
+    if setup.training.own_norms and who.client >= 0 and not with_data:
+        raise ExportError("train.own_norms: norm statistics come from the client's own data: export with the data")
     loose = _loose(setup.network(level))
     if with_data or not loose or (setup.method.traits.calibrates and level in server.statistics):
         return
@@ -214,6 +215,8 @@ def _frozen(model: nn.Module, federation: Federation, client: int | None, *, cal
         return ""
     if calibrated:
         return "estimated on all clients' training data after training, and frozen"
+    if federation.setup.training.own_norms and client is not None:
+        return f"estimated on the training data of client {client} after the last download"
     if not _loose(model):
         return "collected during training, and averaged like weights where they are shared"
     setup, data = federation.setup, federation.setup.task.data

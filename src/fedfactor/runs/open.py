@@ -168,6 +168,8 @@ class Run:
             federation, server = result.federation, result.server
             who = None if client is None else federation.dispatch.participant(client, server.round)
             level = who.capacity if who else capacity or federation.capacities.levels[0]
+            if who and self.recipe.training.own_norms:
+                raise RunError("train.own_norms: norm statistics come from a client's own data; call result(data_dir)")
             if self.recipe.method.traits.calibrates and level not in server.statistics:
                 raise RunError(
                     f"norm statistics at capacity {level:g} were not estimated in round {server.round}; estimate them "

@@ -111,7 +111,7 @@ class ClientNode:
         return bytes(reply), {"state": sha256, "seconds": time.perf_counter() - start}
 
     def _store(self, directory: Path, message: protocol.Message, state: Bytes | None) -> Bytes:
-        """Make a directory a run directory that has this client's model: the download and the client's state."""
+        """Write the client's model, which is the download and its private state, as a run directory."""
         (setup, facts), recipe = self._task(), resolve_text(self.recipe)
         fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
         client, round, capacity = fields.values()
