@@ -139,3 +139,16 @@ def test_what_no_client_has_trained_is_silent() -> None:
         name: mask.tolist() for name, mask in result.server.untrained.items()
     }
     assert "untrained" not in run(HeteroFL(), capacities={0.5: 0.5, 1.0: 0.5}).history[-1]
+
+
+def test_a_parameter_without_axes_is_no_row() -> None:
+    class Scaled(Tiny):
+        def __init__(self, width: float = 1.0) -> None:
+            super().__init__(width)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * super().forward(x)
+
+    result = run(HeteroFL(), model=Scaled, capacities={0.5: 1.0})
+    assert "scale" not in result.history[-1]["untrained"] and result.server.tensors["scale"] != 1

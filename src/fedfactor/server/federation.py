@@ -369,8 +369,9 @@ def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
     """Return the masks of the rows of weights that no client has held, up to the present round."""
     masks = {name: mask.clone() for name, mask in server.untrained.items()}
     if server.round == 0 and setup.method.traits.adapts:
-        weights = setup.method.weight_names(setup.network, server.tensors)
-        masks = {name: torch.ones(len(server.tensors[name]), dtype=torch.bool) for name in weights}
+        names = setup.method.weight_names(setup.network, server.tensors)
+        weights = {name: server.tensors[name] for name in names if server.tensors[name].dim()}
+        masks = {name: torch.ones(len(weight), dtype=torch.bool) for name, weight in weights.items()}
     for reply in replies if masks else ():
         # Of a weight that is sent as U V, the rows of U are its output channels.
         dense = {f"{layer}.u": name for layer, name in dense_names(setup.network(reply.capacity)).items()}
