@@ -246,6 +246,10 @@ def test_prism_counts(rows: list[Row]) -> None:
     assert half.ours == pytest.approx(4.465e6, rel=1e-3)
     # The same sixteen convolutions with whole ranks.
     assert "4,49" in half.note
+    # r (9 M + N) parameters per layer with all outputs, r = 0.6 N; 9 M N + N N summed over the sixteen layers by hand.
+    layers = [(64, 64)] * 4 + [(64, 128)] + [(128, 128)] * 3 + [(128, 256)] + [(256, 256)] * 3
+    layers += [(256, 512)] + [(512, 512)] * 3
+    assert f"with all outputs: {0.6 * sum(9 * m * n + n * n for m, n in layers):,.0f}" in half.note
     assert cell(rows, "prism", "Table 1", "full", "Mem").ours == 2 * 491_520 * 32
     assert cell(rows, "prism", "Table 10", "FedHM 0.8", "Params").ours == pytest.approx(9.91e6, rel=2e-3)
 
