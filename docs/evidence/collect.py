@@ -1,23 +1,29 @@
-"""Collect run directories into one record: `python docs/evidence/collect.py RECORD.json RUN ...`, then its table.
+"""Collect run directories into one record, print its tables, and plot it.
 
-A record has what a run measured and what identifies it, and no weights. Runs of one cell of a recipe are put together:
-they should differ in their seed only.
+    python docs/evidence/collect.py RECORD.json --commit COMMIT RUN ... [--against LABEL] [--plot FILE.svg]
+
+A record has what a run measured and what identifies it, and no weights. Runs with one label (a cell of a recipe, or a
+method of a comparison) are put together: they should differ in their seed only. `--against` prints how far each label
+is ahead of one of them. Runs of one seed have the same split and cohorts, so differences are taken seed by seed.
+Without RUN, the tables and the plot are those of an existing record.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from fedfactor.report.groups import Mean, mean
+
 KEPT = ("rounds", "bytes_up", "bytes_down", "seconds", "failures", "weights_sha256", "private_sha256", "versions")
 
 
-def record(directory: Path) -> dict[str, Any]:
+def record(directory: Path, commit: str) -> dict[str, Any]:
     """Reduce a run directory to what is worth keeping."""
     recipe = tomllib.loads((directory / "recipe.toml").read_text())
     summary = json.loads((directory / "summary.json").read_text())
@@ -32,8 +38,12 @@ def record(directory: Path) -> dict[str, Any]:
             found["each"] = event["all"]["each"]  # of the last round that was measured
     attacked = [json.loads(path.read_text()) for path in sorted(directory.glob("audit-*.json"))]
     audits = [{key: audit[key] for key in ("attack", "psnr", "rounds")} for audit in attacked]  # without pictures
+    tuning = directory / "tuning.json"
+    compared = re.fullmatch(r"seed-\d+", directory.name)
     return {
-        "cell": re.sub(r"-seed=\d+$", "", directory.name),
+        "cell": directory.parent.name if compared else re.sub(r"-seed=\d+$", "", directory.name),
+        "commit": commit,
+        **({"tuning": json.loads(tuning.read_text())} if tuning.exists() else {}),
         "seed": recipe["train"]["seed"],
         "dynamic": recipe["capacities"]["dynamic"],
         "accuracy": found,
@@ -43,27 +53,83 @@ def record(directory: Path) -> dict[str, Any]:
     }
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """Write the last accuracies of every cell, mean and spread (half the range) over its seeds, in per cent."""
-    cells: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+def last(item: dict[str, Any]) -> dict[str, float]:
+    """Return the last accuracies of a run in per cent, by capacity; `clients` is the mean over clients' own tests."""
+    curves = {**item["accuracy"]["global"], **({"clients": found} if (found := item["accuracy"]["clients"]) else {})}
+    return {level: 100 * curve[max(curve, key=int)] for level, curve in curves.items()}
+
+
+def labelled(records: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the runs by label and seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for item in records:
-        last = {level: curve[max(curve, key=int)] for level, curve in item["accuracy"]["global"].items()}
-        if item["accuracy"]["clients"]:
-            last["clients"] = item["accuracy"]["clients"][max(item["accuracy"]["clients"], key=int)]
         method = item["recipe"]["method"]["name"]
         label = item["cell"] if method in item["cell"] else f"{item['cell']} ({method})"
-        label += ", redrawn" if item["dynamic"] else ""
-        cells[(item["recipe"]["name"], label)].append(last)
-    lines = ["| cell | seeds | accuracy |", "|---|---|---|"]
-    for (_, cell), runs in cells.items():
-        words = []
-        levels = {level for run in runs for level in run}
-        for level in sorted(levels, key=lambda word: (word == "clients", word)):
-            values = [100 * run[level] for run in runs if level in run]
-            mean, spread = sum(values) / len(values), (max(values) - min(values)) / 2
-            words.append(f"{level}: {mean:.1f} ± {spread:.1f}")
-        lines.append(f"| {cell} | {len(runs)} | {', '.join(words)} |")
+        found[label + (", redrawn" if item["dynamic"] else "")][item["seed"]] = item
+    return found
+
+
+def written(figure: Mean) -> str:
+    """Write a mean with half its 95 % interval."""
+    return f"{figure.value:.1f}" + (f" ± {figure.half:.1f}" if figure.half is not None else "")
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Write the last accuracies of every label in per cent: the mean over its seeds ± half the 95 % interval."""
+    runs = labelled(records)
+    levels = sorted({level for item in records for level in last(item)}, key=lambda word: (word == "clients", word))
+    lines = ["| label | seeds | chosen | " + " | ".join(levels) + " | MB | minutes |", "|---" * (len(levels) + 5) + "|"]
+    for label, seeds in runs.items():
+        cells = []
+        for level in levels:
+            values = [last(item)[level] for item in seeds.values() if level in last(item)]
+            cells.append(written(mean(values)) if values else "")
+        some = next(iter(seeds.values()))
+        chosen = ", ".join(f"{key}={value}" for key, value in (some.get("tuning", {}).get("chosen") or {}).items())
+        moved = mean([item["bytes_up"] + item["bytes_down"] for item in seeds.values()]).value / 1e6
+        minutes = mean([item["seconds"] for item in seeds.values()]).value / 60
+        row = [label, str(len(seeds)), chosen, *cells, f"{moved:.0f}", f"{minutes:.0f}"]
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
+
+
+def differences(records: list[dict[str, Any]], against: str) -> str:
+    """Write how far each label is ahead of one of them, seed by seed, and whether the 95 % interval excludes zero."""
+    runs = labelled(records)
+    if against not in runs:
+        raise SystemExit(f"there is no label {against!r}; there are {', '.join(runs)}")
+    lines = [f"| label | capacity | ahead of {against} by | verdict |", "|---|---|---|---|"]
+    for label, seeds in runs.items():
+        common = sorted(seeds.keys() & runs[against].keys())
+        for level in last(next(iter(seeds.values()))) if label != against else ():
+            pairs = [(last(seeds[seed]), last(runs[against][seed])) for seed in common]
+            gaps = [ours[level] - theirs[level] for ours, theirs in pairs if level in ours and level in theirs]
+            if gaps:
+                gap = mean(gaps)
+                known = gap.half is not None and abs(gap.value) > gap.half
+                verdict = ("ahead" if gap.value > 0 else "behind") if known else "undecided"
+                lines.append(f"| {label} | {level} | {written(gap)} | {verdict} |")
+    return "\n".join(lines)
+
+
+def plot(records: list[dict[str, Any]], path: Path) -> None:
+    """Draw the accuracy of every label over rounds: the mean over its seeds, at its largest capacity."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot(xlabel="round", ylabel="accuracy in %")
+    for label, seeds in labelled(records).items():
+        curves = []
+        for item in seeds.values():
+            measured = item["accuracy"]
+            curves.append(measured["clients"] or measured["global"][max(measured["global"], key=float)])
+        rounds = sorted(set.intersection(*(set(map(int, curve)) for curve in curves)))
+        values = [[100 * curve[str(round)] for curve in curves] for round in rounds]
+        (line,) = axes.plot(rounds, [mean(some).value for some in values], label=label)
+        axes.fill_between(rounds, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.15)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
 
 
 def audit_table(records: list[dict[str, Any]]) -> str:
@@ -83,13 +149,27 @@ def audit_table(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Write the record and print its tables."""
-    target, *directories = map(Path, sys.argv[1:])
-    records = json.loads(json.dumps([record(directory) for directory in directories]))
-    target.write_text(json.dumps(records, indent=1) + "\n")
+    """Write the record, print its tables, and draw its plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("runs", type=Path, nargs="*")
+    parser.add_argument("--commit", default="", help="the commit that ran them")
+    parser.add_argument("--against", default="", help="a label to compare the others with")
+    parser.add_argument("--plot", type=Path, help="an SVG file")
+    given = parser.parse_args()
+    if given.runs:
+        if not given.commit:
+            parser.error("--commit says which commit ran them")
+        records = [record(directory, given.commit) for directory in given.runs]
+        given.record.write_text(json.dumps(records, indent=1) + "\n")
+    records = json.loads(given.record.read_text())
     print(table(records))
+    if given.against:
+        print(differences(records, given.against))
     if any("audits" in item for item in records):
         print(audit_table(records))
+    if given.plot:
+        plot(records, given.plot)
 
 
 if __name__ == "__main__":
