@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="the commit that ran them")
     parser.add_argument("--against", default="", help="a label to compare the others with")
     parser.add_argument("--plot", type=Path, help="an SVG file")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.runs:
         if not given.commit:
             parser.error("--commit says which commit ran them")
