@@ -83,7 +83,9 @@ def render(found: Advice, rounds: int | None = None) -> RenderableType:
         parts += [Text(), table]
     if found.misfits:
         parts += [Text(), _misfits(found.misfits)]
-    kept = "weights, gradients, momentum" if training.momentum else "weights, gradients"
+    sgd = training.local_optimizer.name == "sgd"
+    state = ", momentum" if training.momentum and sgd else "" if sgd else ", optimizer state"
+    kept = f"weights, gradients{state}"
     notes = [
         f"MB to train: {kept} and activations of a batch of {training.batch_size}. Fewer bytes and % of MACs: compared "
         "with dense FedAvg. Limit: what the next larger size would exceed. "

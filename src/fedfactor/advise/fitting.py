@@ -205,7 +205,8 @@ def _over(device: Device, size: Size, request: Request) -> dict[str, float]:
 
 def needs_of(device: Device, size: Size, request: Request) -> dict[str, float | None]:
     """Return what a network needs of a device in a round; `None` means unknown."""
-    work = TRAINING * size.macs * request.examples * request.resolved.training.epochs
+    training = request.resolved.training
+    work = TRAINING * size.macs * training.seen(request.examples, training.length)
     mbps = device.mbps or request.mbps
     seconds = cost.link_seconds(size.down + size.up, mbps, transfers=1) if mbps else None
     if device.speed:

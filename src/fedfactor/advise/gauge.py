@@ -13,6 +13,7 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.advise.request import Request
+from fedfactor.client.descent import state_tensors
 from fedfactor.data.clients import FederatedData
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import code_down, code_up
@@ -34,7 +35,7 @@ class Size:
     activations: float
     """Bytes that the forward pass of a batch keeps for the backward pass; NaN if not known."""
     memory: float
-    """Bytes of activations, weights, gradients, momentum and buffers; NaN if not known."""
+    """Bytes of activations, weights, gradients, the optimizer's state and buffers; NaN if not known."""
     down: int
     """Bytes of the download per round."""
     up: int
@@ -52,6 +53,7 @@ class Gauge:
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]
         self.task = Task(model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0]))
+        self.state_tensors = state_tensors(self.training)
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
 
@@ -85,7 +87,7 @@ class Gauge:
             parameters = sum(p.numel() for p in network.parameters())
             held = sum(t.nbytes for t in [*network.parameters(), *network.buffers()])
             trained = sum(p.nbytes for p in network.parameters() if p.requires_grad)
-            memory = held + (2 if self.training.momentum else 1) * trained + activations
+            memory = held + (1 + self.state_tensors) * trained + activations
             down, up = self._messages(method, network, capacity)
             self._sizes[key] = Size(parameters, macs, activations, memory, down, up)
         return self._sizes[key]

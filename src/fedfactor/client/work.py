@@ -6,13 +6,15 @@ inputs and outputs as bytes, so a client computes the same in a local process an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedfactor.client.descent import Descent
+from fedfactor.client.descent import States, descent, packed, unpacked
 from fedfactor.data.clients import Examples
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import fill, tensors_of
@@ -76,7 +78,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
     test = setup.task.data.own_test(fields["client"]) if fields["test"] else None
     if test is not None:
         answer["before"] = setup.task.evaluate(network, test)
-    answer.update(_fit(setup, network, examples, ctx))
+    states = unpacked(_on(training.torch_device, kept.get("local", {})))
+    answer.update(_fit(setup, network, examples, ctx, states))
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
     if method.traits.sends_labels:
@@ -97,43 +100,53 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
         **prefixed("kept", method.keep(network)),
         **prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
         **prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
+        **prefixed("local", packed(states, training.local_optimizer.name)),
     }
     fields = {"client": ctx.client, "round": ctx.round}
     return encode(reply), encode(Message("state", fields, state)) if state else None
 
 
 @timed("training")
-def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context) -> dict[str, Any]:
-    """Train the network in the phases of the method; return the mean loss and the number of steps."""
+def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context, states: States) -> dict[str, Any]:
+    """Train the network in the phases of the method; return the mean loss and the number of steps.
+
+    `states` has the state of the optimizer that the client kept, and is updated if it is kept again.
+    """
     training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
     network.train()
-    losses, steps = torch.zeros((), device=training.torch_device), 0
-    for phase in setup.method.phases(network, training.epochs):
+    losses, processed, steps, rate = torch.zeros((), device=training.torch_device), 0, 0, ctx.lr
+    for phase in setup.method.phases(network, training.length):
         lr_factors = {name: group.lr_factor for group in phase.groups for name in group.names}
         parameters = _trainable(network, lr_factors.keys() & setup.trained(ctx.capacity))
         if not parameters:
             continue
-        descent = Descent(training, phase.groups, parameters, ctx.lr)
-        momentum, travel = 0.0, 0.0
-        for batch in batches(setup, examples, phase.epochs, rng):
-            loss = setup.method.objective(network, batch, ctx)
+        optimizer, travel = descent(training, phase.groups, parameters, states), 0.0
+        count = training.batches(len(examples[1]), phase.epochs)
+        epochs = math.ceil(count / len(training.batch_sizes(len(examples[1]))))
+        stream = islice(batches(setup, examples, epochs, rng), count)
+        groups = [*range(0, count, training.accumulate), count]
+        for step, (start, end) in enumerate(pairwise(groups)):
             for parameter in parameters.values():
                 parameter.grad = None
-            loss.backward()  # type: ignore[no-untyped-call]
+            ctx.lr, together = training.local_rate(rate, step, len(groups) - 1), end - start
+            for batch in islice(stream, together):
+                with training.autocast():
+                    loss = setup.method.objective(network, batch, ctx)
+                (loss / together if together > 1 else loss).backward()
+                losses, processed = losses + loss.detach(), processed + 1
             _densify(parameters)
             setup.optimizer.correct(parameters, ctx)
             if training.max_grad_norm:
                 torch.nn.utils.clip_grad_norm_(parameters.values(), training.max_grad_norm)
-            descent.step()
-            momentum = training.momentum * momentum + 1.0
-            travel += ctx.lr * momentum
-            losses, steps = losses + loss.detach(), steps + 1
+            travel, steps = travel + optimizer.step(ctx.lr), steps + 1
         for name in parameters:
             ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * lr_factors[name]
+        if training.local_optimizer.keep_state:
+            states.update(optimizer.states())
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in setup.trained(ctx.capacity))
         parameter.grad = None
-    return {"loss": float(losses) / max(steps, 1), "steps": steps}
+    return {"loss": float(losses) / max(processed, 1), "steps": steps}
 
 
 def _trainable(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
@@ -151,14 +164,11 @@ def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
-    """Yield shuffled batches. A last batch of one example joins the previous one: batch norms cannot train on it."""
+    """Yield the shuffled batches of some epochs."""
     (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
     destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch_size))
-        if len(order) > 1 and len(order[-1]) == 1:
-            order[-2:] = [torch.cat(order[-2:])]
-        for chosen in order:
+        for chosen in torch.randperm(len(targets), generator=rng).split(training.batch_sizes(len(targets))):
             yield like(transform.train(inputs[chosen], rng), destination), targets[chosen].to(destination.device)
 
 

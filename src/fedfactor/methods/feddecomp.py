@@ -73,7 +73,7 @@ class FedDecomp(Method, Diagnostics):
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
     conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
-    lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
+    lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs. In steps with train.local_steps"))
     share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
     simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
     code_rank: bool = field(default=False, metadata=described("the authors' code: ranks from the outputs, plain view"))
@@ -143,10 +143,10 @@ class FedDecomp(Method, Diagnostics):
         reason = None if self.simultaneous else epochs_refused(self._split, training)
         return reason or super().refuses(optimizer, codec, training)
 
-    def _split(self, epochs: int) -> tuple[int, int]:
+    def _split(self, epochs: float) -> tuple[float, float]:
         return split_epochs("lora_epochs", self.lora_epochs, 0.4, epochs)
 
-    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
+    def phases(self, network: nn.Module, epochs: float) -> list[Phase]:
         """Train tau first (Eq. 5), then sigma (Eq. 6)."""
         if self.simultaneous:
             return super().phases(network, epochs)

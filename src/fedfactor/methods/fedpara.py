@@ -11,6 +11,7 @@ from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import Factorised
 from fedfactor.nn import composed_once, factor_weights
 from fedfactor.protocol.context import Context
+from fedfactor.protocol.method import Traits
 from fedfactor.registry import described, register
 
 
@@ -32,6 +33,11 @@ class FedPara(Factorised):
     )
     tanh: bool = field(default=False, metadata=described("apply tanh to both inner weights (appendix B)"))
     jacobian: float = field(default=0.0, metadata=described("strength of the Jacobian correction (Eq. 9); 0: none"))
+
+    @property
+    def traits(self) -> Traits:
+        """The Jacobian correction is about the weights after a step of SGD."""
+        return Traits(needs_sgd=self.jacobian > 0)
 
     def scheme(self) -> Scheme:
         """Return the Hadamard scheme."""

@@ -29,7 +29,7 @@ class FedRep(FedPer):
     """
 
     head_epochs: int | None = field(
-        default=None, metadata=described("epochs for the head; default: all but one, which trains the body")
+        default=None, metadata=described("epochs for the head; default: all but one, which trains the body. In steps with train.local_steps")
     )
 
     @property
@@ -41,10 +41,10 @@ class FedRep(FedPer):
         """Refuse rounds with too few epochs for both phases."""
         return epochs_refused(self._split, training) or super().refuses(optimizer, codec, training)
 
-    def _split(self, epochs: int) -> tuple[int, int]:
+    def _split(self, epochs: float) -> tuple[float, float]:
         return split_epochs("head_epochs", self.head_epochs, 1.0, epochs)
 
-    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
+    def phases(self, network: nn.Module, epochs: float) -> list[Phase]:
         """Train the head first, then the body."""
         head, body = self._split(epochs)
         private = self.private_names(network)

@@ -30,6 +30,11 @@ class FedRolex(HeteroFL):
     Use it where the server's model is larger than each client's.
     """
 
+    @property
+    def traits(self) -> Traits:
+        """Those of HeteroFL, with a window that moves."""
+        return replace(super().traits, moves=True)
+
     def plan(self, view: Tensors, who: Participant, network: nn.Module, rng: torch.Generator | None) -> Plan:
         """Shift the leading part of each axis to the round's window; for use, not training, return the leading part."""
         plan = super().plan(view, who, network, rng)

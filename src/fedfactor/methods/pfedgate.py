@@ -68,7 +68,7 @@ class PFedGate(Method):
         """Return the names of the gate's tensors."""
         return {name for name in tensors_of(network) if name.startswith("gate.")}
 
-    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
+    def phases(self, network: nn.Module, epochs: float) -> list[Phase]:
         """Train model and gate together, the gate with its own learning rate."""
         gate = self.private_names(network)
         model = [name for name in parameter_names(network) if name not in gate]

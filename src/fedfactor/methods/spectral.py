@@ -47,7 +47,7 @@ class Spectral(Method):
                 loss = loss + ctx.training.weight_decay * frobenius_decay(layer.factors["u"], layer.factors["v"])
         return loss
 
-    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
+    def phases(self, network: nn.Module, epochs: float) -> list[Phase]:
         """Train all parameters together, factors without weight decay if they have Frobenius decay."""
         factors = {f"{layer}.{factor}" for layer in factor_weights(network) for factor in ("u", "v")}
         rest = [name for name in parameter_names(network) if name not in factors]

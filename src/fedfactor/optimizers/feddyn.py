@@ -36,6 +36,7 @@ class FedDyn(Optimizer):
     alpha: float = field(default=0.1, metadata=described("strength of the dynamic regularisation, greater than 0"))
     keeps_state: ClassVar[bool] = True
     anchors: ClassVar[bool] = True
+    needs_sgd: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

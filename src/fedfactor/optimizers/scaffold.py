@@ -31,6 +31,7 @@ class Scaffold(Optimizer):
 
     server_lr: float = field(default=1.0, metadata=described("eta_g, the server's learning rate"))
     keeps_state: ClassVar[bool] = True
+    needs_sgd: ClassVar[bool] = True
     uniform: ClassVar[bool] = True
 
     def start(self, weights: Tensors) -> State:

@@ -24,6 +24,7 @@ class Context:
     client: int
     capacity: float
     lr: float
+    """The learning rate of the current step."""
     targets: Tensor
     """The targets of all the client's examples."""
     kept: Tensors
@@ -35,7 +36,9 @@ class Context:
     state: Tensors
     """Tensors that the optimizer kept on this client."""
     travel: dict[str, float] = field(default_factory=dict)
-    """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum."""
+    """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum.
+
+    It is exact for SGD only: see `Optimizer.needs_sgd`."""
 
     @property
     def labels(self) -> Tensor:

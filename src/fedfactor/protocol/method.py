@@ -44,6 +44,10 @@ class Traits:
     """Whether norm statistics are estimated on the clients' data before a model is used."""
     complete: bool = False
     """Whether the server's tensors are a complete model although clients keep private tensors."""
+    moves: bool = False
+    """Whether the part of the server's tensors that a client trains changes from round to round."""
+    needs_sgd: bool = False
+    """Whether the objective assumes that clients take steps of SGD."""
     sends_labels: bool = False
     """Whether clients tell the server which classes they have."""
     reports: tuple[str, ...] = ()
@@ -72,9 +76,10 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of local training: the number of epochs and the parameters that are trained. All others are frozen."""
+    """A phase of local training: its length and the parameters that are trained. All others are frozen."""
 
-    epochs: int
+    epochs: float
+    """The number of epochs, or of steps if the run has `train.local_steps`: the unit of the argument of `phases`."""
     groups: Sequence[ParameterGroup]
 
 
@@ -83,25 +88,27 @@ def parameter_names(network: nn.Module) -> list[str]:
     return [name for name, _ in network.named_parameters()]
 
 
-def split_epochs(what: str, first: int | None, share: float, epochs: int) -> tuple[int, int]:
-    """Split a round's epochs into two phases; return the epochs of each.
+def split_epochs(what: str, first: int | None, share: float, epochs: float) -> tuple[float, float]:
+    """Split a round's epochs (or steps: see `Phase.epochs`) into two phases; return the length of each.
 
     The first phase has `first` epochs, or if `first` is `None` that share of the epochs, with at least one per phase.
     `what` is the name of the setting `first` in errors.
     """
-    if first is None and epochs == 1:
-        raise ValueError(f"this method trains in two phases, but a round has one epoch: set two, or {what} = 0 or 1")
+    if first is None and 0 < epochs < 2:
+        raise ValueError(
+            f"this method trains in two phases, but a round has {epochs:g} epoch or step: set two, or {what} = 0 or 1"
+        )
     if first is None:
-        first = min(max(1, round(share * epochs)), epochs - 1) if epochs else 0
+        first = int(min(max(1, round(share * epochs)), epochs - 1)) if epochs else 0
     if not 0 <= first <= epochs:
-        raise ValueError(f"{what} must lie in [0, {epochs}], the epochs of a round, got {first}")
+        raise ValueError(f"{what} must lie in [0, {epochs:g}], the epochs or steps of a round, got {first}")
     return first, epochs - first
 
 
-def epochs_refused(split: Callable[[int], object], training: Training | None) -> str | None:
+def epochs_refused(split: Callable[[float], object], training: Training | None) -> str | None:
     """Return the reason why a round's epochs cannot be split, or `None`."""
     try:
-        split(training.epochs if training else 2)
+        split(training.length if training else 2)
     except ValueError as error:
         return str(error)
     return None
@@ -189,9 +196,25 @@ class Method:
         stateful = [part.name for part in (optimizer, codec) if part.keeps_state]
         if stateful and self.traits.space == "turning":
             return f"{stateful[0]} keeps tensors on the client, but the basis of {self.name} changes each round"
+        if training is not None and (reason := self._refuses_steps(optimizer, training)):
+            return reason
         if self.traits.space == "personal" and optimizer.keeps_state:
             return f"{optimizer.name} keeps clients near one shared model, but {self.name} gives each client its own"
         return optimizer.refuses(codec)
+
+    def _refuses_steps(self, optimizer: Optimizer, training: Training) -> str | None:
+        """Return the reason why clients cannot take the steps of the run's local optimizer, or `None`."""
+        chosen = training.local_optimizer
+        assuming = optimizer.name if optimizer.needs_sgd else self.name if self.traits.needs_sgd else ""
+        if assuming and chosen.name != "sgd":
+            return f"{assuming} assumes that clients take steps of SGD, but train.optimizer is {chosen.name}"
+        if optimizer.needs_sgd and chosen.keep_state:
+            return f"{optimizer.name} assumes that momentum starts anew each round: leave out train.optimizer.keep_state"
+        if chosen.keep_state and self.traits.space == "turning":
+            return f"train.optimizer.keep_state keeps tensors, but the basis of {self.name} changes each round"
+        if chosen.keep_state and self.traits.moves:
+            return f"train.optimizer.keep_state keeps tensors, but {self.name} trains other weights in each round"
+        return None
 
     # Network: server and clients build the same.
 
@@ -247,8 +270,8 @@ class Method:
         """Fill the network with the download and the tensors that the client kept, for training or for use."""
         fill(network, {**down, **kept})
 
-    def phases(self, network: nn.Module, epochs: int) -> list[Phase]:
-        """Return the phases of local training."""
+    def phases(self, network: nn.Module, epochs: float) -> list[Phase]:
+        """Return the phases of local training, whose length is `epochs` (steps, if the run has `train.local_steps`)."""
         return [Phase(epochs, [ParameterGroup(parameter_names(network))])]
 
     def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:

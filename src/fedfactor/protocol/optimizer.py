@@ -40,13 +40,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Plain averaging: clients take SGD steps, and the server takes the mean of their models."""
+    """Plain averaging: clients take plain steps, and the server takes the mean of their models."""
 
     name: ClassVar[str] = ""
     keeps_state: ClassVar[bool] = False
     """Whether clients keep tensors between rounds."""
     anchors: ClassVar[bool] = False
     """Whether clients are kept near the model they downloaded."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether the algebra holds only if clients take steps of SGD that start without momentum."""
     uniform: ClassVar[bool] = False
     """Whether all clients have equal weight in the mean, whatever their number of examples."""
 

@@ -49,7 +49,7 @@ def sentence(error: ValidationError, given: Any, fields: Mapping[str, FieldInfo]
         elif kind == "extra_forbidden":
             found.append(_unknown(key, list(fields)))
         elif kind == "value_error":
-            found.append(f"{key} {context['error']}, got {got!r}")
+            found.append(f"{key} {context['error']}, got {got!r}" if key else str(context["error"]))
         elif kind in EXPECTED:
             words = EXPECTED[kind].format(**context)
             if kind == "literal_error" and isinstance(got, str):

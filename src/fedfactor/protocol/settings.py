@@ -10,7 +10,8 @@ import functools
 import inspect
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.sentences import sentence
 from fedfactor.rng import numpy_rng
 from fedfactor.task import EVALUATION_BATCH
@@ -50,7 +52,7 @@ Count = Annotated[int, Field(ge=0)]
 Nonnegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Level = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Kind = Literal["constant", "exponential", "multistep", "cosine"]
+Kind = Literal["constant", "exponential", "multistep", "cosine", "one_cycle"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 
 
@@ -86,59 +88,166 @@ class Schedule:
     """Rounds, counted from 0, at which the learning rate is multiplied by `decay` (multistep)."""
     floor: Nonnegative = 0.0
     """Learning rate at the end (cosine)."""
+    warmup: Count = 0
+    """Rounds in which the learning rate rises linearly to its full value, before the schedule begins."""
+    pct_start: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Share of the rounds in which the learning rate rises (one_cycle)."""
+    div_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 25.0
+    """The first learning rate is the full one divided by this (one_cycle)."""
+    final_div_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e4
+    """The last learning rate is the first one divided by this (one_cycle)."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "one_cycle" and self.warmup:
+            raise ValueError("one_cycle has a warm-up of its own, pct_start: leave out warmup")
 
     def rate(self, lr: float, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
-        if self.kind == "exponential":
-            return lr * self.decay**round
+        if round < self.warmup:
+            return lr * (round + 1) / (self.warmup + 1)
         if self.kind == "multistep":
             return lr * self.decay ** sum(round >= milestone for milestone in self.milestones)
+        round, rounds = round - self.warmup, rounds - self.warmup
+        if self.kind == "exponential":
+            return lr * self.decay**round
         if self.kind == "cosine":
-            return self.floor + (lr - self.floor) * (1 + math.cos(math.pi * round / rounds)) / 2
+            return cosine(lr, self.floor, round, rounds)
+        if self.kind == "one_cycle":
+            first, top = lr / self.div_factor, self.pct_start * rounds - 1
+            if round < top:
+                return cosine(first, lr, round, top)
+            return cosine(lr, first / self.final_div_factor, round - top, rounds - 1 - top)
         return lr
+
+
+def cosine(start: float, end: float, step: float, steps: float) -> float:
+    """Return the value at a step on the way from `start` to `end` along half a period of the cosine."""
+    return end + (start - end) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
 @checked
 class Training:
     """How each client trains in a round, and on which device."""
 
-    epochs: Count = 1
-    """Local epochs per round."""
+    epochs: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Local epochs per round, such as 2 or 0.5; default: 1."""
+    local_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps of the optimizer per round, in place of `epochs`."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Examples per batch."""
-    lr: Nonnegative = 0.1
-    """Learning rate of the clients' SGD."""
-    momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Momentum of the clients' SGD."""
-    weight_decay: Nonnegative = 0.0
-    """Weight decay of the clients' SGD."""
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    """Batches per step: the step uses the mean of their gradients."""
+    optimizer: LocalOptimizer | str = LocalOptimizer()
+    """The optimizer of the clients' steps: its name, or a table with its name and options."""
+    lr: Nonnegative | None = None
+    """Learning rate of the clients; default: 0.1 for sgd, otherwise the default of the optimizer's class."""
+    momentum: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Momentum of the clients' SGD; default: 0."""
+    weight_decay: Nonnegative | None = None
+    """Weight decay of the clients; default: that of the optimizer's class, which is 0.01 for adamw and 0 for sgd."""
     max_grad_norm: Nonnegative = 0.0
     """Gradients are clipped to this norm; 0: no clipping."""
     schedule: Schedule | Kind = Schedule()
     """How the learning rate changes over the rounds: a schedule, or the name of one that needs no other settings."""
+    local_schedule: Literal["constant", "cosine"] = "constant"
+    """How the learning rate changes over the steps of a round: not at all, or from the round's rate towards 0."""
     seed: int = 0
     """Seed of everything random except the partition, which has its own."""
     device: Annotated[str, AfterValidator(check_device_name)] = "cpu"
     """Device of torch on which clients train: cpu, cuda, cuda:1, mps, ..."""
     dtype: Dtype = "float32"
     """Data type of the weights."""
+    precision: Literal["full", "bf16-mixed"] = "full"
+    """Whether training computes in `dtype`, or in bfloat16 where torch's autocast finds it safe."""
     own_norms: bool = False
     """After a download, clients estimate the running statistics of batch norms on their own training data."""
 
     def __post_init__(self) -> None:
+        settled: dict[str, Any] = {}
         if isinstance(self.schedule, str):
-            object.__setattr__(self, "schedule", Schedule(self.schedule))
+            settled["schedule"] = Schedule(self.schedule)
+        if self.local_steps is None:
+            settled["epochs"] = 1 if self.epochs is None else self.epochs
+        elif self.epochs is not None:
+            raise ValueError("epochs and local_steps both say how long a client trains in a round; give one of them")
+        if self.precision != "full" and self.dtype != "float32":
+            raise ValueError(f"precision {self.precision!r} needs dtype float32, got {self.dtype}")
+        for key, value in {**settled, **self._settled_optimizer()}.items():
+            object.__setattr__(self, key, value)
+
+    def _settled_optimizer(self) -> dict[str, Any]:
+        """Return the optimizer, and the settings that it shares with this class (`SHORT`), which have one value each.
+
+        Raise ValueError if they contradict each other.
+        """
+        chosen = LocalOptimizer(self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        options, found = dict(chosen.options), dict[str, Any]()
+        for key in SHORT:
+            here, there = getattr(self, key), options.pop(key, None)
+            if None not in (here, there) and here != there:
+                raise ValueError(f"{key} and optimizer.{key} are the same setting; give one of them")
+            found[key] = here if here is not None else there if there is not None else chosen.default(key)
+            if found[key] and key not in chosen.parameters:
+                raise ValueError(f"{key}: the optimizer {chosen.name} has none; leave it out")
+        if chosen.name == "sgd" and options.get("nesterov") and (not found["momentum"] or options.get("dampening")):
+            raise ValueError("optimizer.nesterov needs a momentum above 0, and no dampening")
+        if chosen.name == "sgd" and chosen.keep_state and not found["momentum"]:
+            raise ValueError("optimizer.keep_state: sgd without momentum has no state to keep")
+        return {**found, "optimizer": replace(chosen, options=options)}
 
     def rate(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round, counted from 0."""
-        assert isinstance(self.schedule, Schedule)  # __post_init__ has replaced a name
+        assert isinstance(self.schedule, Schedule) and self.lr is not None  # __post_init__ has replaced them
         return self.schedule.rate(self.lr, round, rounds)
+
+    def local_rate(self, rate: float, step: int, steps: int) -> float:
+        """Return the learning rate of a step, counted from 0, in a round whose learning rate is `rate`."""
+        return cosine(rate, 0.0, step, steps) if self.local_schedule == "cosine" else rate
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """The optimizer of the clients' steps, as an object."""
+        assert isinstance(self.optimizer, LocalOptimizer)  # __post_init__ has replaced a name
+        return self.optimizer
 
     @property
     def looks_ahead(self) -> bool:
         """Whether the learning rate of a round depends on the total number of rounds."""
         assert isinstance(self.schedule, Schedule)
-        return self.schedule.kind == "cosine"
+        return self.schedule.kind in ("cosine", "one_cycle")
+
+    # How long a client trains.
+
+    @property
+    def length(self) -> float:
+        """The length of a round's training: in steps if `local_steps` is given, otherwise in epochs."""
+        found = self.epochs if self.local_steps is None else self.local_steps
+        assert found is not None  # __post_init__ has replaced a missing number of epochs
+        return found
+
+    def batch_sizes(self, examples: int) -> list[int]:
+        """Return the sizes of an epoch's batches. A last one of one example joins the previous: norms need two."""
+        whole, rest = divmod(examples, self.batch_size)
+        sizes = [self.batch_size] * whole + [rest] * bool(rest)
+        return [*sizes[:-2], sum(sizes[-2:])] if len(sizes) > 1 and sizes[-1] == 1 else sizes
+
+    def batches(self, examples: int, length: float) -> int:
+        """Return the number of batches in training of a length (see `length`), the last, partial epoch rounded up."""
+        if self.local_steps is not None:
+            return round(length) * self.accumulate
+        return math.ceil(round(length * len(self.batch_sizes(examples)), 9))  # 0.7 * 10 is more than 7
+
+    def seen(self, examples: int, length: float) -> int:
+        """Return how many examples a client with so many examples processes in training of a length."""
+        sizes = self.batch_sizes(examples)
+        epochs, rest = divmod(self.batches(examples, length), len(sizes))
+        return epochs * examples + sum(sizes[:rest])
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which a client computes its loss."""
+        if self.precision == "full":
+            return nullcontext()
+        return torch.autocast(self.torch_device.type, torch.bfloat16)
 
     @property
     def torch_device(self) -> torch.device:

@@ -19,6 +19,7 @@ import tomli_w
 
 from fedfactor.data.federated import SHARED
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
@@ -222,7 +223,7 @@ def described(
         "method": _chosen("methods", method),
         "optimizer": _chosen("optimizers", optimizer),
         "codec": _chosen("codecs", codec),
-        "train": {**dataclasses.asdict(training), **{key: given[key] for key in TAKING_PART}},
+        "train": {**dataclasses.asdict(training), **_settled(training), **{key: given[key] for key in TAKING_PART}},
         "capacities": {
             **{key: getattr(capacities, key) for key in CapacitiesTable.model_fields},
             "shares": [capacities.shares[level] for level in capacities.levels],
@@ -250,6 +251,12 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
+def _settled(training: Training) -> Table:
+    """Return the settings of `[train]` with defaults that depend on others, as a recipe writes them."""
+    found = {key: getattr(training, key) for key in ("epochs", "local_steps", *SHORT)}
+    return _plain({**found, "optimizer": training.local_optimizer.table()})  # type: ignore[no-any-return]
+
+
 def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) -> Recipe:
     """Check tables and fill in the defaults. Errors name the recipe by `where`.
 
@@ -261,6 +268,7 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     name = dict(sections.pop(""))["name"]
     written = {section: model.model_dump(mode="json", exclude_none=True) for section, model in sections.items()}
     written["train"]["schedule"] = written.pop("schedule")
+    del written["local optimizer"]
     given = {section: dict(model) for section, model in sections.items()}
     train, capacities = given["train"], given["capacities"]
     rounds = Rounds(
@@ -268,7 +276,10 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
         **{MEASURING[key]: value for key, value in given["evaluate"].items()},
     )
     written["evaluate"]["every"] = rounds.evaluate_every  # the default depends on the number of rounds
-    training = Training(**{**train, "schedule": Schedule(**given["schedule"])})
+    chosen = {key: value for key, value in given["local optimizer"].items() if value is not None}
+    parts = {"schedule": Schedule(**given["schedule"]), "optimizer": LocalOptimizer.of(chosen)}
+    training = built(f"{where}: train", lambda: Training(**{**train, **parts}))
+    written["train"] |= _settled(training)  # defaults that depend on other settings
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:
         raise RecipeError(f"{where}: run.keep_rounds should be at most train.rounds, {rounds.rounds}, got {late}")

@@ -24,6 +24,7 @@ from fedfactor.data import federated
 from fedfactor.data.federated import SHARED
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
+from fedfactor.protocol.local_optimizer import NAMES, NOT_OPTIONS, SHORT, torch_class
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
 from fedfactor.registry import Entry, entries, get, imported
@@ -40,8 +41,11 @@ CHOICES = {
     "method": ("methods", "name", "fedavg"),
     "optimizer": ("optimizers", "name", "fedavg"),
     "codec": ("codecs", "name", "float32"),
+    "local optimizer": ("", "name", "sgd"),
 }
 """Sections that choose something by name: its kind in the registry, the key of the name, and the default, if any."""
+INSIDE = {"schedule": "train.schedule", "local optimizer": "train.optimizer"}
+"""Sections inside of `[train]`, which may also be given as a name alone."""
 
 
 class RecipeError(ValueError):
@@ -151,7 +155,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "evaluate": create_model("EvaluateTable", __base__=SectionModel, **_evaluate),
     "run": RunTable,
 }
-"""Sections whose keys are always the same; `schedule` is `[train.schedule]`."""
+"""Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
 
 
 OBJECTS = ("data", "partition", "model")
@@ -159,7 +163,7 @@ OBJECTS = ("data", "partition", "model")
 
 
 def read_sections(tables: Table, where: str, leave_out: Collection[str] = ()) -> dict[str, BaseModel]:
-    """Check all sections and return them by name: `[train.schedule]` as "schedule", keys outside of sections as "".
+    """Check all sections and return them by name; keys outside of sections have the name "", and see `INSIDE`.
 
     Raise RecipeError if there are mistakes. It names the recipe (`where`) and, for each mistake, the key and what is
     legal.
@@ -170,8 +174,10 @@ def read_sections(tables: Table, where: str, leave_out: Collection[str] = ()) ->
     if "seed" in tables and "seed" in given["train"]:
         raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}
-    schedule = given["train"].pop("schedule", {})
-    given["schedule"] = {"kind": schedule} if isinstance(schedule, str) else schedule  # one that needs nothing else
+    for section, path in INSIDE.items():
+        chosen = given["train"].pop(path.partition(".")[2], {})
+        key = "kind" if section == "schedule" else "name"
+        given[section] = {key: chosen} if isinstance(chosen, str) else chosen  # one that needs nothing else
     for section, table in given.items():
         try:
             found[section] = _read(section, _model(section, table), table)
@@ -189,8 +195,8 @@ def _model(section: str, table: Table) -> type[BaseModel]:
     name = table.get(key, default)
     if not isinstance(name, str):
         problem = "is missing and has no default" if name is None else f"should be a string, got {name!r}"
-        raise RecipeError(f"{section}.{key} {problem}")
-    return built(section, lambda: options_of(section, name))
+        raise RecipeError(f"{INSIDE.get(section, section)}.{key} {problem}")
+    return built(INSIDE.get(section, section), lambda: options_of(section, name))
 
 
 def _read(section: str, model: type[BaseModel], table: Any) -> BaseModel:
@@ -198,8 +204,7 @@ def _read(section: str, model: type[BaseModel], table: Any) -> BaseModel:
         # As JSON, for which strict mode takes lists as tuples: TOML has no tuples either.
         return model.model_validate_json(json.dumps(table, default=str))
     except ValidationError as error:
-        path = f"train.{section}" if section == "schedule" else section
-        raise RecipeError(sentence(error, table, model.model_fields, path)) from None
+        raise RecipeError(sentence(error, table, model.model_fields, INSIDE.get(section, section))) from None
 
 
 def built(where: str, build: Callable[[], Built]) -> Built:
@@ -217,6 +222,8 @@ def options_of(section: str, name: str) -> type[BaseModel]:
     """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
     if section == "data":
         entry: Entry = source_of(name)
+    elif section == "local optimizer":
+        entry = Entry("local optimizers", name, torch_class(name))
     elif ":" in name and section == "model":
         entry = Entry("models", name, imported(name))
     else:
@@ -233,7 +240,7 @@ def builder_of(name: str) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=256)  # a model takes 5 ms to build; functions of the user's own may not be hashable
 def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
     key, base = CHOICES[section][1], SectionModel
-    if section in ("data", "model"):
+    if section in ("data", "model", "local optimizer"):
         fields = _parameters(entry.target)
         taken = inspect.signature(entry.target).parameters.values()
         base = Open if any(one.kind is one.VAR_KEYWORD for one in taken) else SectionModel
@@ -243,6 +250,11 @@ def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
         entry.rest(name)
         fields = {option: fields[option] for option in entry.options}
         fields |= {option: (PICTURE_TYPES[option], default) for option, default in PICTURE.items()}
+    elif section == "local optimizer":
+        fields = {option: one for option, one in fields.items() if option not in NOT_OPTIONS}
+        keep = Field(False, description="Whether a client keeps the optimizer's state until its next round.")
+        fields |= {option: (fields[option][0] | None, None) for option in SHORT if option in fields}
+        fields["keep_state"] = bool, keep
     elif section == "model":  # the data tell the number of classes, and a client's capacity the width of its network
         for option in {"classes", "width"} & {*fields}:
             if option == "classes" or fields[option][1].is_required():

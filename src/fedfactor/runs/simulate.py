@@ -16,6 +16,7 @@ from fedfactor.data.clients import Examples, FederatedData, Kind
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.local_optimizer import LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.sentences import RENAMED_KEYS
@@ -54,16 +55,21 @@ def simulate(
     evaluate_batch_size: int = EVALUATION_BATCH,
     target: float | None = None,
     joules_per_byte: float | None = None,
-    epochs: int = 1,
+    epochs: float | None = None,
+    local_steps: int | None = None,
     batch_size: int = 32,
-    lr: float = 0.1,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
+    accumulate: int = 1,
+    local_optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] | Callable[..., Any] = "sgd",
+    lr: float | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
     max_grad_norm: float = 0.0,
-    schedule: Schedule | Literal["constant", "exponential", "multistep", "cosine"] = "constant",
+    schedule: Schedule | Literal["constant", "exponential", "multistep", "cosine", "one_cycle"] = "constant",
+    local_schedule: Literal["constant", "cosine"] = "constant",
     seed: int = 0,
     device: str = "cpu",
     dtype: Literal["float32", "float64", "bfloat16"] = "float32",
+    precision: Literal["full", "bf16-mixed"] = "full",
     own_norms: bool = False,
     **unknown: Never,
 ) -> Result:
@@ -99,16 +105,24 @@ def simulate(
         evaluate_batch_size: Examples per batch in evaluations.
         target: Accuracy at which rounds, bytes and operations are noted.
         joules_per_byte: Energy that the network link needs for a byte, to report the energy of communication.
-        epochs: Local epochs per round.
+        epochs: Local epochs per round, such as 2 or 0.5; 1 by default.
+        local_steps: Steps of the clients' optimizer per round, in place of `epochs`.
         batch_size: Examples per batch.
-        lr: Learning rate of the clients.
+        accumulate: Batches per step, which uses the mean of their gradients.
+        local_optimizer: The clients' optimizer: sgd, adam, adamw, adagrad, rmsprop, or a class such as
+            `torch.optim.NAdam`. With options: `functools.partial(torch.optim.AdamW, betas=(0.9, 0.95))`, or a table
+            such as `{"name": "adamw", "betas": (0.9, 0.95), "keep_state": True}`. With `keep_state`, a client keeps
+            the optimizer's state until its next round.
+        lr: Learning rate of the clients; by default 0.1 for sgd, otherwise that of the optimizer's class.
         momentum: Momentum of the clients' SGD.
-        weight_decay: Weight decay of the clients' SGD.
+        weight_decay: Weight decay of the clients; by default that of the optimizer's class (sgd: 0, adamw: 0.01).
         max_grad_norm: Clip gradients to this norm. 0: no clipping.
         schedule: How the learning rate changes over rounds: a `Schedule`, or the name of one without settings.
+        local_schedule: How the learning rate changes over the steps of a round.
         seed: Seed of everything random. The same seed gives the same result, bit by bit.
         device: Where clients train: cpu, cuda, cuda:1, mps, ...
         dtype: Floating-point type of training.
+        precision: "bf16-mixed" trains with `torch.autocast` in bfloat16; weights stay in `dtype`.
         own_norms: Clients estimate the running statistics of batch norms on their own data after each download.
 
     Raises:
@@ -124,7 +138,8 @@ def simulate(
     for part in (method, optimizer, codec):
         if isinstance(part, type):
             raise TypeError(f"give an object, {part.__name__}(), or a name, not the class")
-    training = Training(**{f.name: given[f.name] for f in fields(Training)})
+    chosen = {**given, "optimizer": LocalOptimizer.of(local_optimizer)}
+    training = Training(**{f.name: chosen[f.name] for f in fields(Training)})
     if isinstance(data, FederatedData):
         if test is not None or alpha is not None:
             raise TypeError("test and alpha are for inputs and targets; a FederatedData has its own split and test set")

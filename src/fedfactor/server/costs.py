@@ -35,6 +35,12 @@ class Costs:
         passes = forward_passes(setup.method, capacity).items()
         return sum(count * self._forward_macs(setup, level) for level, count in passes)
 
+    def examples(self, capacity: float, samples: int, round: int) -> int:
+        """Return how many examples a client of this capacity with so many samples processes in a round."""
+        setup, training = self._setup.at(round), self._setup.training
+        phases = setup.method.phases(setup.network(capacity), training.length)
+        return sum(training.seen(samples, phase.epochs) for phase in phases) + training.own_norms * samples
+
     def _forward_macs(self, setup: Setup, capacity: float) -> float:
         """Return the operations of one forward pass per example, measured on a batch, which composes weights once."""
         key = repr(setup.method), capacity

@@ -81,8 +81,9 @@ class Dispatch:
         self._levels = capacities.assign(setup.training.seed, setup.task.data.clients)
         self._drawn = -1, 0  # a round, and its draw of capacities
         keep = setup.optimizer.keeps_state or setup.codec.keeps_state
-        self._sizes_change = keep and setup.method.traits.adapts and capacities.dynamic
-        """Whether clients keep tensors whose sizes change between rounds."""
+        traits = setup.method.traits
+        self._places_change = keep and traits.adapts and (traits.moves or capacities.dynamic)
+        """Whether clients keep tensors whose sizes or places change between rounds."""
 
     def participant(self, client: int, round: int) -> Participant:
         """Return a client with the capacity it has in a round."""
@@ -124,7 +125,7 @@ class Dispatch:
             fields: dict[str, Any] = {"client": who.client, "round": round, "capacity": who.capacity}
             fields["lr"] = training.rate(round, self._rounds.rounds)
             fields["test"] = kind == "train" and self._rounds.due(round + 1)
-            if kind == "train" and self._sizes_change:
+            if kind == "train" and self._places_change:
                 fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
             message = encode(Message(kind, fields, prefixed("model", coded) | prefixed("extra", extras)))
             if sent is not None:

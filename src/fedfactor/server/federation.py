@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfactor.client.descent import state_tensors
 from fedfactor.nn import dense_names
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
@@ -65,6 +66,11 @@ class Federation:
             norm.track_running_stats for norm in batch_norms(setup.network(1.0)).values()
         ):
             raise ValueError("train.own_norms: the network has no batch norms with running statistics")
+        if setup.training.local_optimizer.keep_state and setup.method.traits.adapts and self.capacities.dynamic:
+            raise ValueError(
+                "train.optimizer.keep_state needs clients whose networks keep their sizes: set capacities.dynamic = false"
+            )
+        state_tensors(setup.training)  # raises ValueError if the optimizer does not take its options
         self.population = setup.task.data.clients
         self.rounds.cohort_size(self.population)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
@@ -159,6 +165,7 @@ class Federation:
         """Return the settings that must not change when a run is resumed: all except its length and measurements."""
         setup, data = self.setup, self.setup.task.data
         training = {f.name: getattr(setup.training, f.name) for f in fields(setup.training)}
+        training["local optimizer"] = training.pop("optimizer")
         shapes = {name: list(tensor.shape) for name, tensor in tensors_of(setup.network(1.0)).items()}
         found = {
             "method": setup.method,
@@ -199,8 +206,7 @@ class Federation:
         self._check_quorum(t, len(cohort), len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
         self._check_finite(t, tensors, optimizer, replies)
-        passes = setup.training.epochs + setup.training.own_norms
-        macs = sum(self.costs.macs(r.capacity, t) * r.samples for r in replies) * passes
+        macs = sum(self.costs.macs(r.capacity, t) * self.costs.examples(r.capacity, r.samples, t) for r in replies)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
         counts = {**cost, "macs": None if math.isnan(macs) else round(macs), "failures": len(answers.failures)}
         before = server.totals
@@ -242,7 +248,8 @@ class Federation:
     def _work(self, who: Participant) -> float:
         """Estimate the duration of a client's training job."""
         macs = self.costs.macs(who.capacity, who.round)
-        return len(self.setup.task.data.train_of[who.client]) * (1.0 if math.isnan(macs) else macs)
+        seen = self.setup.training.seen(len(self.setup.task.data.train_of[who.client]), self.setup.training.length)
+        return seen * (1.0 if math.isnan(macs) else macs)
 
     @timed("evaluating")
     def _measured(self, server: Server, reports: list[dict[str, Any]], store: States) -> tuple[Server, dict[str, Any]]:

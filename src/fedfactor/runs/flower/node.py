@@ -160,13 +160,13 @@ def training_seconds(setup: Setup, client: int, capacity: float) -> float:
     taken = []
     for x, y in _some(batches(setup, examples, STEPS + 1, rng), STEPS + 1):
         start = time.perf_counter()
-        loss = setup.task.loss(network(x), y)
+        with training.autocast():
+            loss = setup.task.loss(network(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         float(loss.detach())  # wait for the device
         taken.append(time.perf_counter() - start)
     network.zero_grad()
-    steps = training.epochs * -(-len(examples[1]) // training.batch_size)
-    return steps * sum(taken[1:]) / max(1, len(taken) - 1)
+    return training.batches(len(examples[1]), training.length) * sum(taken[1:]) / max(1, len(taken) - 1)
 
 
 def _some(items: Any, count: int) -> Any:
@@ -174,12 +174,16 @@ def _some(items: Any, count: int) -> Any:
 
 
 def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
-    """Return the bytes that training needs: weights, gradients, momentum, and activations for the backward pass."""
+    """Return the bytes that training needs: weights, gradients, the optimizer's state, and activations.
+
+    The weights count twice: the download is there too.
+    """
     inputs = setup.task.data.of(client)[0][: setup.training.batch_size]
     network = setup.network(capacity).train()
     first = next(iter(network.parameters()))
     example = setup.task.data.transform.test(inputs)
-    weights = 4 * sum(p.numel() for p in network.parameters()) * first.element_size()
+    copies = 3 + max(1, state_tensors(setup.training))
+    weights = copies * sum(p.numel() for p in network.parameters()) * first.element_size()
     try:
         return weights + cost.measure(network, like(example, first)).activation_bytes
     except cost.Uncountable as error:
