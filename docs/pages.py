@@ -412,12 +412,34 @@ def keys_page() -> str:
         for key, one in properties.items():
             default = "" if one.get("default") is None else json.dumps(one["default"])
             yield [code(prefix + key), prose(_values(one)), code(default), prose(_sentence(one.get("description", "")))]
-            for inner in one.get("anyOf", []):
+            for inner in [] if chosen(one) else one.get("anyOf", []):
                 yield from keys(resolved(inner).get("properties", {}), f"{prefix}{key}.")
 
     def listed(properties: dict[str, Any], prefix: str = "") -> list[str]:
         rows = list(keys({key: one for key, one in properties.items() if "const" not in one}, prefix))
         return [table(["key", "value", "default", "meaning"], rows)] if rows else []
+
+    def chosen(one: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the forms of a table whose options depend on a name."""
+        forms = [resolved(form) for form in one.get("anyOf", [])]
+        return [form for form in forms if any("const" in each for each in form.get("properties", {}).values())]
+
+    def choices(path: str, one: dict[str, Any]) -> list[str]:
+        named, parts = chosen(one), list[str]()
+        common = {
+            key: each
+            for key, each in named[0]["properties"].items()
+            if all(form["properties"].get(key) == each for form in named)
+        }
+        if common:
+            parts += [f"Each `{path}` takes:" if "." in path else "Each of them takes:", *listed(common, f"{path}.")]
+        for form in named:
+            key, choice = next((key, each["const"]) for key, each in form["properties"].items() if "const" in each)
+            own = {key: each for key, each in form["properties"].items() if key not in common}
+            parts += [f"### {path}.{key} = `{choice}`", prose(_sentence(form.get("description", "")))]
+            parts += listed(own, f"{path}.")
+        rest = [resolved(form) for form in one["anyOf"] if resolved(form) not in named]
+        return parts + [prose(form["description"]) for form in rest if "description" in form]
 
     outside = {key: one for key, one in whole["properties"].items() if one.get("type") in ("string", "integer")}
     parts = ["# Recipe keys", KEYS, "## Keys outside of sections", *listed(outside)]
@@ -425,24 +447,13 @@ def keys_page() -> str:
         if section in outside:
             continue
         parts += [f"## [{section}]", prose(one["description"])]
-        forms = [resolved(form) for form in one.get("anyOf", [])]
-        named = [form for form in forms if any("const" in each for each in form["properties"].values())]
-        if not named:
-            parts += listed({} if section in FREE else resolved(one)["properties"], f"{section}.")
+        if chosen(one):
+            parts += choices(section, one)
             continue
-        common = {
-            key: each
-            for key, each in named[0]["properties"].items()
-            if all(form["properties"].get(key) == each for form in named)
-        }
-        if common:
-            parts += ["Each of them takes:", *listed(common, f"{section}.")]
-        for form in named:
-            key, choice = next((key, each["const"]) for key, each in form["properties"].items() if "const" in each)
-            own = {key: each for key, each in form["properties"].items() if key not in common}
-            parts += [f"### {section}.{key} = `{choice}`", prose(_sentence(form.get("description", "")))]
-            parts += listed(own, f"{section}.")
-        parts += [prose(form["description"]) for form in forms if form not in named]
+        properties = {} if section in FREE else resolved(one)["properties"]
+        parts += listed(properties, f"{section}.")
+        for key, inner in properties.items():
+            parts += choices(f"{section}.{key}", inner) if chosen(inner) else []
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfactor.protocol.local_optimizer import NAMES
 from fedfactor.protocol.method import ParameterGroup
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -57,8 +56,8 @@ class FusedSGD(Descent):
     ) -> None:
         options = training.local_optimizer.options
         self._momentum, self._decay = training.momentum or 0.0, training.weight_decay or 0.0
-        self._dampening = float(options.get("dampening", 0.0)) if self._momentum else 0.0
-        self._nesterov = bool(options.get("nesterov", False))
+        self._dampening = float(options["dampening"]) if self._momentum else 0.0
+        self._nesterov = bool(options["nesterov"])
         self._groups = [([parameters[name] for name in group.names if name in parameters], group) for group in groups]
         # A step writes to these detached views: cheaper than torch.no_grad() around each step.
         self._values = {parameter: parameter.detach() for parameter in parameters.values()}
@@ -167,7 +166,7 @@ NUMBER = "#"
 
 
 def packed(states: States, name: str) -> Tensors:
-    """Return states as tensors by name. Raise ValueError if a value of the optimizer `name` is not a tensor or number."""
+    """Return states as tensors. Raise ValueError if a value of the optimizer `name` is neither tensor nor number."""
     found: Tensors = {}
     for parameter, values in states.items():
         for key, value in values.items():

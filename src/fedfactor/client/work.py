@@ -168,7 +168,7 @@ def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator)
     (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
     destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(targets), generator=rng).split(training.batch_sizes(len(targets))):
+        for chosen in torch.split(torch.randperm(len(targets), generator=rng), training.batch_sizes(len(targets))):
             yield like(transform.train(inputs[chosen], rng), destination), targets[chosen].to(destination.device)
 
 

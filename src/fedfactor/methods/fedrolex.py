@@ -10,7 +10,7 @@ from torch import nn
 
 from fedfactor.methods.heterofl import HeteroFL
 from fedfactor.nn.norms import axis_blocks
-from fedfactor.protocol.method import Participant
+from fedfactor.protocol.method import Participant, Traits
 from fedfactor.protocol.plan import AxisIndex, Plan, Tensors
 from fedfactor.registry import register
 

@@ -35,7 +35,7 @@ class LocalOptimizer:
     keep_state: bool = False
     """Whether a client keeps the optimizer's state until its next round. Otherwise each round starts without one."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the class."""
+    """Arguments of the class, with their defaults."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.keep_state, bool):
@@ -45,7 +45,9 @@ class LocalOptimizer:
         for key in self.options:
             if key not in legal and not takes_all:
                 raise ValueError(f"{self.name} has no option {key!r}; {near(key, [*legal])}it has {', '.join(legal)}")
-        ordered = {key: tuple(v) if isinstance(v, list) else v for key, v in sorted(self.options.items())}
+        plain = {key: one.default for key, one in legal.items() if isinstance(one.default, (int, float, str, tuple))}
+        known = {key: value for key, value in plain.items() if key not in SHORT} | {**self.options}
+        ordered = {key: tuple(value) if isinstance(value, list) else value for key, value in sorted(known.items())}
         object.__setattr__(self, "options", ordered)
 
     @classmethod

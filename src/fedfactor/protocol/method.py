@@ -209,7 +209,9 @@ class Method:
         if assuming and chosen.name != "sgd":
             return f"{assuming} assumes that clients take steps of SGD, but train.optimizer is {chosen.name}"
         if optimizer.needs_sgd and chosen.keep_state:
-            return f"{optimizer.name} assumes that momentum starts anew each round: leave out train.optimizer.keep_state"
+            return (
+                f"{optimizer.name} assumes that momentum starts anew each round: leave out train.optimizer.keep_state"
+            )
         if chosen.keep_state and self.traits.space == "turning":
             return f"train.optimizer.keep_state keeps tensors, but the basis of {self.name} changes each round"
         if chosen.keep_state and self.traits.moves:

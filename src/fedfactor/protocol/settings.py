@@ -129,7 +129,7 @@ def cosine(start: float, end: float, step: float, steps: float) -> float:
 class Training:
     """How each client trains in a round, and on which device."""
 
-    epochs: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] | None = None
+    epochs: Count | Nonnegative | None = None
     """Local epochs per round, such as 2 or 0.5; default: 1."""
     local_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps of the optimizer per round, in place of `epochs`."""
@@ -184,12 +184,14 @@ class Training:
         options, found = dict(chosen.options), dict[str, Any]()
         for key in SHORT:
             here, there = getattr(self, key), options.pop(key, None)
+            if there is not None and not (isinstance(there, (int, float)) and there >= 0):
+                raise ValueError(f"optimizer.{key} should be a number of at least 0, got {there!r}")
             if None not in (here, there) and here != there:
                 raise ValueError(f"{key} and optimizer.{key} are the same setting; give one of them")
             found[key] = here if here is not None else there if there is not None else chosen.default(key)
             if found[key] and key not in chosen.parameters:
                 raise ValueError(f"{key}: the optimizer {chosen.name} has none; leave it out")
-        if chosen.name == "sgd" and options.get("nesterov") and (not found["momentum"] or options.get("dampening")):
+        if chosen.name == "sgd" and options["nesterov"] and (not found["momentum"] or options["dampening"]):
             raise ValueError("optimizer.nesterov needs a momentum above 0, and no dampening")
         if chosen.name == "sgd" and chosen.keep_state and not found["momentum"]:
             raise ValueError("optimizer.keep_state: sgd without momentum has no state to keep")

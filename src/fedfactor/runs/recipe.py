@@ -278,7 +278,7 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     written["evaluate"]["every"] = rounds.evaluate_every  # the default depends on the number of rounds
     chosen = {key: value for key, value in given["local optimizer"].items() if value is not None}
     parts = {"schedule": Schedule(**given["schedule"]), "optimizer": LocalOptimizer.of(chosen)}
-    training = built(f"{where}: train", lambda: Training(**{**train, **parts}))
+    training = built(where, lambda: Training(**{**train, **parts}))
     written["train"] |= _settled(training)  # defaults that depend on other settings
     late = [number for number in given["run"]["keep_rounds"] if number > rounds.rounds]
     if late:

@@ -24,7 +24,7 @@ from fedfactor.data import federated
 from fedfactor.data.federated import SHARED
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
-from fedfactor.protocol.local_optimizer import NAMES, NOT_OPTIONS, SHORT, torch_class
+from fedfactor.protocol.local_optimizer import NAMES, SHORT, LocalOptimizer, torch_class
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
 from fedfactor.registry import Entry, entries, get, imported
@@ -192,6 +192,8 @@ def _model(section: str, table: Table) -> type[BaseModel]:
     if section in TABLES:
         return TABLES[section]
     _, key, default = CHOICES[section]
+    if not isinstance(table, dict):
+        raise RecipeError(f"{INSIDE.get(section, section)} should be a table or a name, got {table!r}")
     name = table.get(key, default)
     if not isinstance(name, str):
         problem = "is missing and has no default" if name is None else f"should be a string, got {name!r}"
@@ -251,10 +253,13 @@ def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
         fields = {option: fields[option] for option in entry.options}
         fields |= {option: (PICTURE_TYPES[option], default) for option, default in PICTURE.items()}
     elif section == "local optimizer":
-        fields = {option: one for option, one in fields.items() if option not in NOT_OPTIONS}
-        keep = Field(False, description="Whether a client keeps the optimizer's state until its next round.")
-        fields |= {option: (fields[option][0] | None, None) for option in SHORT if option in fields}
-        fields["keep_state"] = bool, keep
+        known, kept = LocalOptimizer(name), "Whether a client keeps the optimizer's state until its next round"
+        fields = {
+            option: (float | None if option in SHORT else fields[option][0], known.options.get(option))
+            for option in known.parameters
+            if option in fields
+        }
+        fields["keep_state"] = bool, Field(False, description=kept)
     elif section == "model":  # the data tell the number of classes, and a client's capacity the width of its network
         for option in {"classes", "width"} & {*fields}:
             if option == "classes" or fields[option][1].is_required():
@@ -316,9 +321,17 @@ def schema() -> Table:
     """Return the JSON Schema of recipes, with all registered names, those of installed packages included."""
     fields: Fields = {section: TABLES[section] for section in RecipeModel.model_fields if section in TABLES}
     for section, (kind, _, _) in CHOICES.items():
-        known = [name for name, entry in entries(kind).items() if not getattr(entry, "prefix", False)]
+        known = [
+            name for name, entry in (entries(kind) if kind else NAMES).items() if not getattr(entry, "prefix", False)
+        ]
         options = [*(options_of(section, name) for name in known), *([OwnOptions] if section != "partition" else [])]
         fields[section] = functools.reduce(operator.or_, options)
+    table, either = TABLES["train"], fields.pop("local optimizer") | str
+    chosen = (
+        either,
+        Field(description=table.model_fields["optimizer"].description, default=CHOICES["local optimizer"][2]),
+    )
+    fields["train"] = create_model("TrainTable", __base__=table, optimizer=chosen)
     fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
     found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)
     text = json.dumps(found.model_json_schema(schema_generator=_Schema))

@@ -68,7 +68,7 @@ class Federation:
             raise ValueError("train.own_norms: the network has no batch norms with running statistics")
         if setup.training.local_optimizer.keep_state and setup.method.traits.adapts and self.capacities.dynamic:
             raise ValueError(
-                "train.optimizer.keep_state needs clients whose networks keep their sizes: set capacities.dynamic = false"
+                "train.optimizer.keep_state needs networks that keep their sizes: set capacities.dynamic = false"
             )
         state_tensors(setup.training)  # raises ValueError if the optimizer does not take its options
         self.population = setup.task.data.clients

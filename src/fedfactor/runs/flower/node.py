@@ -19,6 +19,7 @@ import torch
 
 import fedfactor
 from fedfactor import cost
+from fedfactor.client.descent import state_tensors
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.client.work import batches, filled_network, work
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
