@@ -22,8 +22,8 @@ NAMES: dict[str, type[optim.Optimizer]] = {
 }
 SHORT = ("lr", "momentum", "weight_decay")
 """Options that are also settings of `Training`: either place sets both."""
-NOT_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
-"""Parameters of torch's classes that choose an implementation or do not suit the training of a client."""
+NOT_OPTIONS = ("params", "foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay")
+"""Parameters of torch's classes that choose an implementation or another optimizer, or do not suit clients."""
 
 
 @dataclass(frozen=True)

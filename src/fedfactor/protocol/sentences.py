@@ -57,7 +57,9 @@ def sentence(error: ValidationError, given: Any, fields: Mapping[str, FieldInfo]
             expected.setdefault((key, repr(got)), []).append(words)
         else:
             found.append(f"{key}: {item['msg']}, got {got!r}")
-    found += [f"{key} should be {' or '.join(dict.fromkeys(words))}, got {got}" for (key, got), words in expected.items()]
+    found += [
+        f"{key} should be {' or '.join(dict.fromkeys(words))}, got {got}" for (key, got), words in expected.items()
+    ]
     return "; ".join(found)
 
 
