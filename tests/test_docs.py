@@ -232,6 +232,16 @@ def test_the_tutorial_works_from_start_to_end(
     assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+def test_the_files_of_the_page_on_local_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {title: body for _, title, body in blocks("training.md") if title}
+    for title, body in files.items():
+        Path(title).write_text(body)
+    runpy.run_path("adamw.py", run_name="__main__")
+    done = fedfactor("run", "adamw.toml", "--out", "run", "--quiet")
+    assert done.exit_code == 0, done.output
+
+
 @pytest.fixture
 def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     monkeypatch.setitem(registry._table, "methods", registry.entries("methods"))  # forgets it again after the test

@@ -169,7 +169,7 @@ def test_methods_that_make_no_sense_say_why() -> None:
     assert "finds no layer to factorise" in found.misfits["fedpara"]
     thin = advise(request_of("tests.advise.test_advise:pooled", "1x8x8", 10, ["any: 500 B up"], methods=("heterofl",)))
     assert "one size only" in thin.misfits["heterofl"]
-    assert "one epoch: set two" in found.misfits["fedrep"]
+    assert "fewer than two epochs (or local_steps): set two" in found.misfits["fedrep"]
     assert found.choice and found.choice.method.name == "fedavg"
 
 

@@ -69,9 +69,14 @@ def test_epochs_are_split_by_hand() -> None:
     assert split_epochs("head_epochs", None, 0.9, 5) == (4, 1)  # at least one epoch per phase
     assert split_epochs("head_epochs", None, 0.1, 5) == (1, 4)
     assert split_epochs("head_epochs", None, 0.5, 0) == (0, 0)
-    with pytest.raises(ValueError, match="a round has one epoch: set two, or head_epochs = 0 or 1"):
+    assert split_epochs("head_epochs", None, 0.4, 2.5) == (1, 1.5)
+    with pytest.raises(
+        ValueError, match="a round has fewer than two epochs \\(or local_steps\\): set two, or head_epochs = 0 or 1"
+    ):
         split_epochs("head_epochs", None, 0.5, 1)
-    with pytest.raises(ValueError, match=r"head_epochs must lie in \[0, 2\], the epochs of a round, got 3"):
+    with pytest.raises(
+        ValueError, match=r"head_epochs must lie in \[0, 2\], the epochs \(or local_steps\) of a round, got 3"
+    ):
         split_epochs("head_epochs", 3, 0.5, 2)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfactor.engines import Pool
-from fedfactor.methods import HeteroFL
+from fedfactor.methods import FedRolex, HeteroFL
 from fedfactor.optimizers import Scaffold
 from fedfactor.protocol.codecs import TopK
 from fedfactor.protocol.coding import sections
@@ -160,13 +160,14 @@ def test_everything_that_keeps_state_runs_with_dynamic_capacities_or_is_refused(
 
 
 def test_places_travel_only_where_they_are_needed_and_are_counted() -> None:
-    for capacities, optimizer, there in (
-        (DYNAMIC, "scaffold", True),
-        (DYNAMIC, "fedavg", False),
-        (None, "scaffold", False),
+    for method, capacities, optimizer, there in (
+        ("fjord", DYNAMIC, "scaffold", True),
+        ("fjord", DYNAMIC, "fedavg", False),
+        ("fjord", None, "scaffold", False),
+        (FedRolex(static_norm=False, scaler=False), None, "scaffold", True),  # its window moves
     ):
         engine = Recording()
-        result = run("fjord", optimizer=optimizer, capacities=capacities or {1.0: 0.5, 0.5: 0.5}, engine=engine)
+        result = run(method, optimizer=optimizer, capacities=capacities or {1.0: 0.5, 0.5: 0.5}, engine=engine)
         assert {"places" in decode(message).fields for message in engine.down} == {there}
         assert result.summary["totals"]["bytes_down"] == sum(map(len, engine.down))
 

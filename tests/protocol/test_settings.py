@@ -6,10 +6,16 @@ import math
 from collections import Counter
 
 import pytest
+import torch
 
 from fedfactor.methods import FedAvg
+from fedfactor.protocol.local_optimizer import LocalOptimizer
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from tests.helpers.tiny import run
+
+
+def sgd(**table: object) -> LocalOptimizer:
+    return LocalOptimizer.of({"name": "sgd", **table})
 
 
 def test_schedules() -> None:
@@ -21,8 +27,69 @@ def test_schedules() -> None:
     assert cosine.rate(0.1, 0, 8) == pytest.approx(0.1)
     assert cosine.rate(0.1, 4, 8) == pytest.approx((0.1 + 1e-4) / 2)
     assert cosine.rate(0.1, 8, 8) == pytest.approx(1e-4)
-    with pytest.raises(ValueError, match="Schedule: kind should be 'constant', 'exponential', 'multistep' or 'cosine'"):
+    with pytest.raises(
+        ValueError, match="Schedule: kind should be 'constant', 'exponential', 'multistep', 'cosine' or 'one_cycle'"
+    ):
         Schedule("linear")  # type: ignore[arg-type]
+
+
+def test_warm_up_rises_to_the_full_rate_and_shifts_the_schedule_after_it() -> None:
+    """Milestones stay rounds of the run."""
+    rise = [0.25, 0.5, 0.75]
+    assert [Schedule(warmup=3).rate(1.0, t, 5) for t in range(5)] == [*rise, 1.0, 1.0]
+    cosine = Schedule("cosine", warmup=3)
+    assert [cosine.rate(1.0, t, 7) for t in range(7)] == [
+        *rise,
+        *(Schedule("cosine").rate(1.0, t, 4) for t in range(4)),
+    ]
+    assert [Schedule("exponential", decay=0.5, warmup=3).rate(1.0, t, 6) for t in range(6)] == [*rise, 1.0, 0.5, 0.25]
+    steps = Schedule("multistep", decay=0.5, milestones=(4,), warmup=3)
+    assert [steps.rate(1.0, t, 6) for t in range(6)] == [*rise, 1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("rounds", "share"), [(10, 0.3), (7, 0.5), (2, 0.3), (40, 0.1)])
+def test_one_cycle_is_torchs(rounds: int, share: float) -> None:
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(sgd, 0.1, total_steps=rounds, pct_start=share, div_factor=10.0)
+    expected = []
+    for _ in range(rounds):
+        expected.append(theirs.get_last_lr()[0])
+        sgd.step()
+        if len(expected) < rounds:
+            theirs.step()
+    ours = Schedule("one_cycle", pct_start=share, div_factor=10.0)
+    assert [ours.rate(0.1, t, rounds) for t in range(rounds)] == pytest.approx(expected)
+    assert Training(schedule="one_cycle").looks_ahead
+
+
+def test_defaults_of_the_rate_and_the_decay_are_the_optimizers() -> None:
+    assert (Training().lr, Training().momentum, Training().weight_decay, Training().epochs) == (0.1, 0.0, 0.0, 1)
+    adamw = Training(optimizer="adamw")
+    assert (adamw.lr, adamw.momentum, adamw.weight_decay) == (0.001, 0.0, 0.01)
+    assert (Training(optimizer=sgd(lr=0.3, momentum=0.5)), Training(lr=0.3)) == (
+        Training(lr=0.3, momentum=0.5),
+        Training(lr=0.3),
+    )
+    assert Training(optimizer="rmsprop", momentum=0.5).momentum == 0.5
+    assert Training(optimizer="adam", momentum=0.0) == Training(optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("training", "length", "batches", "seen"),
+    [
+        (Training(batch_size=10, epochs=2), 2, 6, 50),
+        (Training(batch_size=10, epochs=0.5), 0.5, 2, 20),  # two of three batches
+        (Training(batch_size=10, epochs=1.7), 1.7, 6, 50),
+        (Training(batch_size=2, epochs=0.7), 0.7, 9, 18),  # 12 batches, the last of 3; 8.4 is rounded up
+        (Training(batch_size=10, local_steps=4), 4, 4, 35),
+        (Training(batch_size=10, local_steps=2, accumulate=3), 2, 6, 50),
+        (Training(batch_size=1, epochs=0.1), 0.1, 3, 3),  # 24 batches, the last of 2
+        (Training(epochs=0), 0, 0, 0),
+    ],
+)
+def test_lengths_count_batches_and_examples(training: Training, length: float, batches: int, seen: int) -> None:
+    assert training.length == length
+    assert (training.batches(25, length), training.seen(25, length)) == (batches, seen)
 
 
 def test_static_capacities_hold_their_shares_exactly() -> None:
@@ -61,7 +128,19 @@ def test_cohorts() -> None:
         (lambda: Training(batch=3), "unexpected keyword argument 'batch'"),  # type: ignore[call-arg]
         (lambda: run(round=3), "has no parameter 'round'; did you mean 'rounds'"),
         (lambda: run("scaffold"), "no method is called 'scaffold'"),
-        (lambda: Training(epochs=1.5), "epochs should be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: Training(epochs=-0.5), "epochs should be a whole number or at least 0, got -0.5"),
+        (lambda: Training(epochs=math.inf), "epochs should be a whole number or a finite number, got inf"),
+        (lambda: Training(epochs=1, local_steps=2), "epochs and local_steps both say how long a client trains"),
+        (lambda: Training(local_steps=0), "local_steps should be at least 1, got 0"),
+        (lambda: Training(accumulate=0), "accumulate should be at least 1, got 0"),
+        (lambda: Training(precision="bf16"), "precision should be 'full' or 'bf16-mixed'"),  # type: ignore[arg-type]
+        (lambda: Training(precision="bf16-mixed", dtype="float64"), "'bf16-mixed' needs dtype float32, got float64"),
+        (lambda: Training(optimizer="adam", momentum=0.9), "momentum: the optimizer adam has none; leave it out"),
+        (lambda: Training(optimizer=sgd(lr=1.0), lr=2.0), "lr and optimizer.lr are the same setting; give one"),
+        (lambda: Training(optimizer=sgd(lr="x")), "optimizer.lr should be a number of at least 0, got 'x'"),
+        (lambda: Training(optimizer=sgd(nesterov=True)), "nesterov needs a momentum above 0, and no dampening"),
+        (lambda: Training(optimizer=sgd(keep_state=True)), "sgd without momentum has no state to keep"),
+        (lambda: Schedule("one_cycle", warmup=3), "one_cycle has a warm-up of its own, pct_start: leave out warmup"),
         (lambda: Training(lr=math.nan), "lr should be a finite number, got nan"),
         (lambda: Training(momentum=2.0), "momentum should be at most 1, got 2.0"),
         (lambda: Training(schedule="linear"), "schedule should be a Schedule or 'constant', 'exponential'"),  # type: ignore[arg-type]

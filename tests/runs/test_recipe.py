@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedfactor.data import federated, load
 from fedfactor.runs.recipe import RecipeError, cells, overridden_cells, override, read, resolve, small
@@ -42,6 +43,30 @@ def test_a_resolved_partition_is_complete_and_splits_the_same() -> None:
     }  # fmt: skip
     short, full = federated(load("digits"), "dirichlet", clients=5, alpha=0.3), federated(load("digits"), **table)
     assert all(a.equal(b) for a, b in zip(short.train_of, full.train_of, strict=True))
+
+
+def test_the_local_optimizer_is_written_out_and_reads_back() -> None:
+    """Options may stand in [train] or in [train.optimizer]; the resolved recipe has each of them once."""
+    assert resolve(BASE).tables["train"]["optimizer"] == {
+        "name": "sgd", "keep_state": False, "dampening": 0, "nesterov": False,
+    }  # fmt: skip
+    long = resolve(
+        override(BASE, ["train.optimizer={name='adamw', lr=0.01, betas=[0.9, 0.95]}", "train.local_steps=3"])
+    )
+    short = resolve(override(BASE, ["train.optimizer.name=adamw", "train.lr=0.01", "train.local_steps=3"]))
+    train = long.tables["train"]
+    assert (train["lr"], train["weight_decay"], train["momentum"], train["local_steps"]) == (0.01, 0.01, 0.0, 3)
+    assert train["optimizer"] == {
+        "name": "adamw",
+        "keep_state": False,
+        "amsgrad": False,
+        "betas": [0.9, 0.95],
+        "eps": 1e-8,
+    }
+    assert "epochs" not in train and short.tables["train"]["lr"] == 0.01
+    assert resolve(long.tables).training == long.training and resolve(long.tables).tables == long.tables
+    named = resolve(override(BASE, ["train.optimizer=torch.optim:RAdam"])).training
+    assert named.lr == 0.001 and named.local_optimizer.torch_class is torch.optim.RAdam
 
 
 def test_a_schedule_can_be_one_word_and_a_norm_two_lists() -> None:

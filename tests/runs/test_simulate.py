@@ -29,9 +29,10 @@ PARAMETERS = inspect.signature(fedfactor.simulate).parameters
 
 @pytest.mark.parametrize("settings", [Training, Rounds])
 def test_the_settings_are_parameters_with_the_same_defaults(settings: type) -> None:
-    names = [field.name for field in dataclasses.fields(settings)]
+    names = [field.name for field in dataclasses.fields(settings) if field.name != "optimizer"]
     assert [name for name in PARAMETERS if name in names] == names
     assert settings(**{name: PARAMETERS[name].default for name in names}) == settings()
+    assert Training(optimizer=PARAMETERS["local_optimizer"].default) == Training()
     ours, theirs = get_type_hints(fedfactor.simulate), get_type_hints(settings)
     assert {name: ours[name] for name in names} == {name: theirs[name] for name in names}
 

@@ -73,9 +73,7 @@ class FedDecomp(Method, Diagnostics):
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
     conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
-    lora_epochs: int | None = field(
-        default=None, metadata=described("E_lora; default: two fifths of the epochs. In steps with train.local_steps")
-    )
+    lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
     share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
     simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
     code_rank: bool = field(default=False, metadata=described("the authors' code: ranks from the outputs, plain view"))

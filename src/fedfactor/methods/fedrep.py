@@ -29,10 +29,7 @@ class FedRep(FedPer):
     """
 
     head_epochs: int | None = field(
-        default=None,
-        metadata=described(
-            "epochs for the head; default: all but one, which trains the body. In steps with train.local_steps"
-        ),
+        default=None, metadata=described("epochs for the head; default: all but one, which trains the body")
     )
 
     @property

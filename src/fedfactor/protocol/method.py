@@ -95,13 +95,12 @@ def split_epochs(what: str, first: int | None, share: float, epochs: float) -> t
     `what` is the name of the setting `first` in errors.
     """
     if first is None and 0 < epochs < 2:
-        raise ValueError(
-            f"this method trains in two phases, but a round has {epochs:g} epoch or step: set two, or {what} = 0 or 1"
-        )
+        short = "a round has fewer than two epochs (or local_steps)"
+        raise ValueError(f"this method trains in two phases, but {short}: set two, or {what} = 0 or 1")
     if first is None:
         first = int(min(max(1, round(share * epochs)), epochs - 1)) if epochs else 0
     if not 0 <= first <= epochs:
-        raise ValueError(f"{what} must lie in [0, {epochs:g}], the epochs or steps of a round, got {first}")
+        raise ValueError(f"{what} must lie in [0, {epochs:g}], the epochs (or local_steps) of a round, got {first}")
     return first, epochs - first
 
 

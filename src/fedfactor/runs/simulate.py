@@ -55,7 +55,7 @@ def simulate(
     evaluate_batch_size: int = EVALUATION_BATCH,
     target: float | None = None,
     joules_per_byte: float | None = None,
-    epochs: float | None = None,
+    epochs: int | float | None = None,
     local_steps: int | None = None,
     batch_size: int = 32,
     accumulate: int = 1,
