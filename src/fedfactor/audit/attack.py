@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedfactor.audit.result import AttackResult, AuditResult
 from fedfactor.client.work import ready, work
 from fedfactor.data.clients import FederatedData
+from fedfactor.data.records import Records
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import decode_down, decode_up, sections
 from fedfactor.protocol.context import Context
@@ -92,7 +93,7 @@ class Colours:
     @classmethod
     def of(cls, data: FederatedData) -> Colours:
         """Return the range over all training pictures. It is a property of the data format, not of a client."""
-        stored = data.train[0]
+        stored = torch.empty(0) if isinstance(data.train, Records) else data.train[0]
         if stored.dim() != 4 or stored.shape[1] not in (1, 3):
             raise NothingToAttack(
                 "the attack recovers grey or colour pictures of shape (examples, 1 or 3 channels, height, width); the "
@@ -151,13 +152,13 @@ def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Ten
     start = setup.kept(capacity)
     kept = {name: start.get(name, tensor) for name, tensor in own.get("kept", {}).items()}
     if reply is not None:
-        network, ctx = ready(setup, message, {"kept": kept}, targets)
+        network, ctx = ready(setup, message, {"kept": kept}, (inputs, targets))
         coded = sections(decode(reply).tensors)["model"]
         after = decode_up(setup.codec, setup.trained(capacity), coded, ctx.down)
         before = tensors_of(network)
         seen = {name: before[name] - after[name].to(before[name]) for name in names}
     else:
-        network, ctx = ready(setup, message, own, setup.task.data.of(client)[1])
+        network, ctx = ready(setup, message, own, setup.task.data.of(client))
         network.train()
         first = next(network.parameters())
         with seeded(derive(setup.training.seed, "train", round, client), first.device):
@@ -171,7 +172,7 @@ def reconstruct(
 ) -> tuple[Tensor, float]:
     """Search for the pictures. Return the best ones, with colours from 0 to 1, and the distance of their gradient."""
     setup = setup.at(known.message.fields["round"])
-    network, ctx = ready(setup, known.message, known.kept, known.labels)
+    network, ctx = ready(setup, known.message, known.kept, (known.labels, known.labels))
     network.train()
     first, names, wanted = next(network.parameters()), list(known.seen), list(known.seen.values())
     labels = known.labels.to(first.device)

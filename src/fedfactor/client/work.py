@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfactor.client.descent import Descent
-from fedfactor.data.clients import Examples
+from fedfactor.data.clients import Examples, count, rows
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.profile import timed
@@ -25,7 +25,7 @@ from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, seeded, torch_rng
-from fedfactor.task import like
+from fedfactor.task import Batch, like
 
 
 @timed("the rest")
@@ -46,8 +46,8 @@ def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | 
     raise ValueError(f"unknown kind of job {message.kind!r}, expected train, evaluate, calibrate or measure")
 
 
-def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
-    """Return the network filled from a job, and the training context; `targets` are those of all the client's data."""
+def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Examples) -> tuple[nn.Module, Context]:
+    """Return the network filled from a job, and the training context; `examples` are all of the client's."""
     fields, device = message.fields, setup.training.torch_device
     network, parts = filled_network(setup, message, kept, training=True)
     places = Places.read(fields.get("places"), parts["model"])
@@ -58,7 +58,7 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Ten
         client=fields["client"],
         capacity=fields["capacity"],
         lr=fields["lr"],
-        targets=targets,
+        examples=examples,
         kept=_on(device, kept.get("kept", {})),
         down=parts["model"],
         extras=_on(device, parts.get("extra", {})),
@@ -69,10 +69,10 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Ten
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
     examples = setup.task.data.of(fields["client"])
-    network, ctx = ready(setup, message, kept, examples[1])
+    network, ctx = ready(setup, message, kept, examples)
     places = Places.read(fields.get("places"), ctx.down)
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
-    answer["samples"] = len(examples[1])
+    answer["samples"] = count(examples)
     test = setup.task.data.own_test(fields["client"]) if fields["test"] else None
     if test is not None:
         answer["before"] = setup.task.evaluate(network, test)
@@ -150,16 +150,16 @@ def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
             parameter.grad = parameter.grad.to_dense()
 
 
-def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
+def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Batch]:
     """Yield shuffled batches. A last batch of one example joins the previous one: batch norms cannot train on it."""
-    (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
+    training, number = setup.training, count(examples)
     destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        order = list(torch.split(torch.randperm(len(targets), generator=rng), training.batch_size))
+        order = list(torch.split(torch.randperm(number, generator=rng), training.batch_size))
         if len(order) > 1 and len(order[-1]) == 1:
             order[-2:] = [torch.cat(order[-2:])]
         for chosen in order:
-            yield like(transform.train(inputs[chosen], rng), destination), targets[chosen].to(destination.device)
+            yield like(setup.task.data.batch(examples, chosen, rng), destination)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
@@ -189,7 +189,7 @@ def _measure(setup: Setup, message: Message) -> Bytes:
         if norm.running_mean is None and f"{name}.running_mean" in tensors
     }
     fill(with_statistics(plain, statistics), tensors)
-    sums = setup.task.batch_sums(plain, (central[0][first:last], central[1][first:last]))
+    sums = setup.task.batch_sums(plain, rows(central, slice(first, last)))
     return encode(Message("measured", {"client": message.fields["client"], "sums": sums}))
 
 
@@ -199,8 +199,8 @@ def _statistics(setup: Setup, network: nn.Module, message: Message) -> Tensors:
     rng = torch_rng(setup.training.seed, "batches", round, client)
     network.train()
     with torch.no_grad(), watched_norms(network) as statistics:
-        for x, _ in batches(setup, setup.task.data.of(client), 1, rng):
-            network(x)
+        for batch in batches(setup, setup.task.data.of(client), 1, rng):
+            setup.task.outputs(network, batch)
     return statistics()
 
 

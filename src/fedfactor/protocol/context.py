@@ -9,9 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedfactor.data.clients import Examples
+from fedfactor.data.records import Records
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
-from fedfactor.task import Task
+from fedfactor.task import Task, targets_of
 
 
 @dataclass
@@ -24,8 +26,8 @@ class Context:
     client: int
     capacity: float
     lr: float
-    targets: Tensor
-    """The targets of all the client's examples."""
+    examples: Examples
+    """All the client's training examples."""
     kept: Tensors
     """Tensors that the client kept from its previous round; empty in its first round."""
     down: Tensors
@@ -36,6 +38,14 @@ class Context:
     """Tensors that the optimizer kept on this client."""
     travel: dict[str, float] = field(default_factory=dict)
     """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum."""
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The targets of all the client's examples. Those of datasets are read for this, in batches."""
+        if not isinstance(self.examples, Records):
+            return self.examples[1]
+        batches = self.task.test_batches(self.examples, torch.zeros(()))
+        return torch.cat([targets_of(batch).flatten() for batch, _ in batches])
 
     @property
     def labels(self) -> Tensor:
@@ -52,7 +62,7 @@ class Context:
         if self.task.kind != "classification":
             return self.targets[:0], self.targets[:0]
         labels, counts = torch.unique(self.targets, return_counts=True)
-        return labels, counts
+        return labels[labels >= 0], counts[labels >= 0]  # targets below 0 are left out of the loss
 
     @staticmethod
     def gradients(loss: Tensor, of: Mapping[str, Tensor]) -> Tensors:

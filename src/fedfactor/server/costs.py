@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from fedfactor import cost
+from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import Message, encode
 from fedfactor.protocol.method import forward_passes
 from fedfactor.protocol.setup import Setup
 from fedfactor.rng import derive, seeded
-from fedfactor.task import like
+from fedfactor.task import arguments, like
 
 LINKS_MBPS = (2, 10, 50)
 
@@ -40,13 +41,12 @@ class Costs:
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
-            inputs, batch_size = data.train[0], setup.training.batch_size
-            if data.described:  # one example stands for all
-                inputs = inputs[:1].expand(batch_size, *inputs.shape[1:])
-            example = data.transform.test(inputs[:batch_size])
-            first = next(iter(network.parameters()), torch.empty(0))
+            size, known = setup.training.batch_size, count(data.train)
+            where = torch.arange(size if data.described else min(size, known)) % known  # one described stands for all
+            batch = like(data.batch(data.train, where), next(iter(network.parameters()), torch.empty(0)))
+            args, named = arguments(batch)
             try:
-                self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+                self._macs[key] = cost.measure(network, named or args).macs / len(where)
             except Exception as error:
                 # Clients whose data are elsewhere may well be able to process them.
                 if not isinstance(error, cost.Uncountable) and not data.described:

@@ -1,5 +1,18 @@
 """What is to be learnt: a model, an objective, and the clients' data."""
 
-from fedfactor.task.task import EVALUATION_BATCH, BatchSums, Build, Task, like, masked_logits
+from fedfactor.task.objective import Batch, Loss, arguments, like, logits_of, masked_logits, targets_of
+from fedfactor.task.task import EVALUATION_BATCH, BatchSums, Build, Task
 
-__all__ = ["EVALUATION_BATCH", "BatchSums", "Build", "Task", "like", "masked_logits"]
+__all__ = [
+    "EVALUATION_BATCH",
+    "Batch",
+    "BatchSums",
+    "Build",
+    "Loss",
+    "Task",
+    "arguments",
+    "like",
+    "logits_of",
+    "masked_logits",
+    "targets_of",
+]
