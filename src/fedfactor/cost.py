@@ -73,7 +73,8 @@ def measure(model: nn.Module, example: Any) -> Cost:
 
     `example` is an input with its batch axis, a tuple of inputs, or a mapping of inputs by name; all but
     `parameters`, `trainable` and `buffers` grow with its batch. The model is measured in the mode it is in, as
-    train() and eval() save different tensors. Matrix products and convolutions are counted; element-wise operations are not.
+    train() and eval() save different tensors. Matrix products and convolutions are counted; element-wise
+    operations are not.
 
     Attention and recurrent layers are counted as the products they are defined by. A fused kernel of a device
     makes the same products but may save fewer tensors, or a workspace of its own.

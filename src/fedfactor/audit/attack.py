@@ -93,7 +93,9 @@ class Colours:
     @classmethod
     def of(cls, data: FederatedData) -> Colours:
         """Return the range over all training pictures. It is a property of the data format, not of a client."""
-        stored = torch.empty(0) if isinstance(data.train, Records) else data.train[0]
+        if isinstance(data.train, Records):
+            raise NothingToAttack("the attack recovers pictures that are stored as tensors; this run reads datasets")
+        stored = data.train[0]
         if stored.dim() != 4 or stored.shape[1] not in (1, 3):
             raise NothingToAttack(
                 "the attack recovers grey or colour pictures of shape (examples, 1 or 3 channels, height, width); the "
@@ -288,7 +290,9 @@ def attack_clients(
     for job in federation.dispatch.jobs("train", server, view, asked, federation.store):
         if not uploaded_weights(setup, decode(job.message)):
             raise NothingToAttack(f"{setup.method.name} uploads no trained weight, so there is nothing to attack")
-        stored, targets = data.of(job.client)
+        examples = data.of(job.client)
+        assert isinstance(examples, tuple)  # `Colours.of` refuses others
+        stored, targets = examples
         own = colours.pictures(data.transform.test(stored).float())
         rng = torch_rng(attack.seed, "audit-images", client=job.client)  # the same pictures in all rounds
         where = torch.randperm(len(targets), generator=rng)[: attack.images]

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, overload
 import torch
 from torch import Tensor
 
+from fedfactor.data.batches import arguments, zeros
 from fedfactor.data.records import Records
 
 Kind = Literal["classification", "binary", "language", "regression", "custom"]
@@ -112,6 +113,12 @@ class FederatedData:
         train = example[None], torch.zeros(1, dtype=torch.int64)
         return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
 
+    @classmethod
+    def outlined(cls, clients: int, found: Any) -> FederatedData:
+        """Return data of clients whose examples are not available, given the outline of a batch of one example."""
+        train = Records([[None]], lambda examples: zeros(found, len(examples)))
+        return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
+
     @property
     def clients(self) -> int:
         """Number of clients in the population."""
@@ -141,6 +148,16 @@ class FederatedData:
         return _hash(*_sampled(self.central[0]), self.central[1], *where)
 
     @property
+    def identified_by(self) -> str:
+        """What identifies the training inputs when a run is resumed (`inputs_fingerprint`), in words."""
+        if self.described:
+            return "their shape: the clients have the data"
+        if isinstance(self.train, Records):
+            return self.train.identified_by
+        step = _step(self.train[0])
+        return "all inputs" if step == 1 else f"one of {step} inputs"
+
+    @property
     def example(self) -> Tensor:
         """One input as the model reads it. Raise ValueError if inputs are not one tensor (`takes_tensor`)."""
         inputs = self._input
@@ -157,7 +174,7 @@ class FederatedData:
     def _input(self) -> Any:
         """The input of a batch of one example."""
         batch = self.batch(self.train, slice(1))
-        return batch[0] if isinstance(batch, tuple | list) else batch
+        return next(iter(arguments(batch)[0]), batch)
 
     def batch(self, examples: Examples, where: Tensor | slice, rng: torch.Generator | None = None) -> Any:
         """Return some of the examples as one batch: `(inputs, targets)`, or what `collate` returns.
@@ -200,8 +217,11 @@ class FederatedData:
 
 def _sampled(inputs: Tensor) -> list[Tensor]:
     """Return the shape and every k-th row, with the smallest k for which these rows fit into `HASHED_BYTES`."""
-    step = max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
-    return [torch.tensor(inputs.shape), *torch.split(inputs[::step], HASHED_ROWS)]
+    return [torch.tensor(inputs.shape), *torch.split(inputs[:: _step(inputs)], HASHED_ROWS)]
+
+
+def _step(inputs: Tensor) -> int:
+    return max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
 
 
 HASHED_BYTES = 2**28

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
+from fedfactor.data.batches import targets_of
 from fedfactor.rng import all_seeded, derive
 
 Collate = Callable[[list[Any]], Any]
@@ -28,6 +31,10 @@ class MapStyle(Protocol):
 
 SAMPLED = 64
 """Number of examples that are hashed where datasets have no `fingerprint()`."""
+UNREAD = torch.iinfo(torch.int64).min
+"""Stands for a class that is not known yet."""
+READ = 256
+"""Number of examples that are read at once for their targets."""
 
 
 class Records:
@@ -43,15 +50,18 @@ class Records:
 
     def __init__(self, datasets: Sequence[MapStyle], collate: Collate | None = None) -> None:
         for number, dataset in enumerate(datasets):
-            if isinstance(dataset, IterableDataset) or not isinstance(dataset, MapStyle):
+            if isinstance(dataset, IterableDataset | tuple | Tensor) or not isinstance(dataset, MapStyle):
                 raise ValueError(
-                    f"dataset {number} is a {type(dataset).__name__}: map-style datasets with __getitem__ and __len__ "
-                    "are needed, because clients read their examples by position"
+                    f"dataset {number} is a {type(dataset).__name__}; clients read examples by position, so it must be "
+                    "a map-style dataset with __getitem__ and __len__, such as torch.utils.data.TensorDataset(x, y)"
                 )
         self.datasets, self.collate = tuple(datasets), collate or default_collate
         self.sizes = [len(dataset) for dataset in self.datasets]
-        self.ends = torch.tensor(self.sizes, dtype=torch.int64).cumsum(0)
-        self.where = torch.arange(sum(self.sizes))
+        self.starts = [0, *accumulate(self.sizes)]
+        self.where = torch.arange(self.starts[-1])
+        # One class per example, as far as datasets list them or they were read; all views share this tensor.
+        listed = [_listed(dataset, size) for dataset, size in zip(self.datasets, self.sizes, strict=True)]
+        self._targets = torch.cat([torch.empty(0, dtype=torch.int64), *listed])
         if not len(self.where):
             raise ValueError("the datasets have no examples")
 
@@ -59,9 +69,7 @@ class Records:
         return len(self.where)
 
     def __getitem__(self, where: Tensor | slice) -> Records:
-        view = copy.copy(self)
-        view.where = self.where[where]
-        return view
+        return self._at(self.where[where])
 
     def batch(self, *, training: bool) -> Any:
         """Read all examples of this view as one batch.
@@ -81,41 +89,82 @@ class Records:
         return found
 
     def _examples(self) -> Iterator[Any]:
-        numbers = torch.searchsorted(self.ends, self.where, right=True).tolist()
-        for number, position in zip(numbers, self.where.tolist(), strict=True):
+        for position in self.where.tolist():
+            number = bisect_right(self.starts, position) - 1
             dataset, size = self.datasets[number], self.sizes[number]
             if len(dataset) != size:
                 raise ValueError(
                     f"dataset {number} ({type(dataset).__name__}) had {size} examples when the run began and has "
                     f"{len(dataset)} now: its length must not change"
                 )
-            yield dataset[position - int(self.ends[number]) + size]
+            yield dataset[position - self.starts[number]]
+
+    def targets(self) -> Tensor:
+        """Return the classes of the examples; those that no dataset lists as `targets` are read once.
+
+        Raise ValueError if there is not one class per example.
+        """
+        unread = self.where[self._targets[self.where] == UNREAD]
+        for first in range(0, len(unread), READ):
+            part = unread[first : first + READ]
+            found = targets_of(self._at(part).batch(training=False))
+            if found.dim() != 1 or found.is_floating_point():
+                raise ValueError(
+                    f"one class per example is needed, but a batch has targets of shape {list(found.shape)}"
+                )
+            self._targets[part] = found.long()
+        return self._targets[self.where]
+
+    def known_targets(self) -> Tensor | None:
+        """Return the classes of the examples, or `None` if examples had to be read for this."""
+        known = self._targets[self.where]
+        return None if (known == UNREAD).any() else known
+
+    def _at(self, where: Tensor) -> Records:
+        view = copy.copy(self)
+        view.where = where
+        return view
 
     @property
     def identified_by(self) -> str:
         """What `fingerprint` hashes, in words."""
-        marked, sampled = self._marked(), min(SAMPLED, len(self._unmarked()))
-        parts = [f"{len(marked)} `fingerprint()`s"] if marked else []
-        return " and ".join([*parts, f"a sample of {sampled} examples"] if sampled else parts)
+        marked, rest = len(self._marked), len(self._unmarked)
+        words = [f"the fingerprint() of {marked:,} datasets"] if marked else []
+        words += [f"a sample of {min(SAMPLED, rest)} of {rest:,} examples"] if rest else []
+        return " and ".join(words)
 
     def fingerprint(self) -> str:
-        """Return a hash of the datasets: of what their `fingerprint()` returns, or else of a sample of examples."""
-        digest = hashlib.sha256(str([self.sizes, self._marked()]).encode())
-        rest = self._unmarked()
-        for position in rest[:: max(1, -(-len(rest) // SAMPLED))].tolist():
-            one = copy.copy(self)
-            one.where = torch.tensor([position])
-            _update(digest, one.batch(training=False))
+        """Return a hash of the datasets: of what their `fingerprint()` returns, otherwise of a sample of examples."""
+        digest = hashlib.sha256(str([self.sizes, self._marked]).encode())
+        rest = self._unmarked
+        for place in range(min(SAMPLED, len(rest))):
+            one = rest[place * len(rest) // min(SAMPLED, len(rest))]
+            _update(digest, self._at(one[None]).batch(training=False))
         return digest.hexdigest()[:16]
 
+    @property
     def _marked(self) -> dict[int, str]:
+        """What `fingerprint()` of each dataset that has it returns, by the number of the dataset."""
         marks = {number: getattr(dataset, "fingerprint", None) for number, dataset in enumerate(self.datasets)}
         return {number: str(mark()) for number, mark in marks.items() if callable(mark)}
 
+    @property
     def _unmarked(self) -> Tensor:
-        """Return the positions of all examples of datasets without `fingerprint()`."""
-        has = torch.tensor([callable(getattr(dataset, "fingerprint", None)) for dataset in self.datasets])
-        return torch.arange(sum(self.sizes))[~has.repeat_interleave(torch.tensor(self.sizes))]
+        """The positions of all examples of datasets without `fingerprint()`."""
+        free = torch.tensor([not callable(getattr(dataset, "fingerprint", None)) for dataset in self.datasets])
+        return torch.arange(self.starts[-1])[free.repeat_interleave(torch.tensor(self.sizes))]
+
+
+def _listed(dataset: MapStyle, size: int) -> Tensor:
+    """Return the attribute `targets` of a dataset (torchvision's have it) if it holds one class per example."""
+    found = getattr(dataset, "targets", None) if getattr(dataset, "target_transform", None) is None else None
+    try:
+        targets = torch.as_tensor([] if found is None else found)
+    except (TypeError, ValueError, RuntimeError):  # such as names of classes
+        targets = torch.empty(0)
+    if targets.shape == (size,) and not targets.is_floating_point():
+        return targets.long()
+    return torch.full((size,), UNREAD)
 
 
 def _sizes(batch: Any) -> list[int]:

@@ -13,7 +13,7 @@ from fedfactor.data.clients import Examples
 from fedfactor.data.records import Records
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
-from fedfactor.task import Task, targets_of
+from fedfactor.task import Task
 
 
 @dataclass
@@ -41,11 +41,8 @@ class Context:
 
     @cached_property
     def targets(self) -> Tensor:
-        """The targets of all the client's examples. Those of datasets are read for this, in batches."""
-        if not isinstance(self.examples, Records):
-            return self.examples[1]
-        batches = self.task.test_batches(self.examples, torch.zeros(()))
-        return torch.cat([targets_of(batch).flatten() for batch, _ in batches])
+        """The targets of all the client's examples. Those of datasets are read for this."""
+        return self.examples.targets() if isinstance(self.examples, Records) else self.examples[1]
 
     @property
     def labels(self) -> Tensor:

@@ -9,33 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Batch = Any
-"""`(inputs, targets)`, or whatever `collate` returns: tensors in nested tuples, lists and mappings."""
+from fedfactor.data.batches import Batch
+
 Loss = Callable[[Any, Batch], Tensor]
 """Takes the outputs of a model and the batch, and returns a scalar tensor."""
-
-LABELS = ("labels", "label", "targets", "target")
-"""Keys under which a mapping may have its targets."""
-
-
-def arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a model: x of `(x, y)` or the batch itself, and all entries of a mapping by name."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
-
-
-def targets_of(batch: Batch) -> Tensor:
-    """Return the targets of a batch. Raise ValueError if it has none."""
-    if isinstance(batch, Mapping):
-        found = next((batch[key] for key in LABELS if key in batch), None)
-        where = f"under one of the keys {', '.join(LABELS)}; its keys are {', '.join(map(str, batch))}"
-    else:
-        found = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
-        where = "as the second part of a tuple (inputs, targets)"
-    if not isinstance(found, Tensor):
-        raise ValueError(f"a batch must have a tensor of targets {where}")
-    return found
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -49,20 +26,6 @@ def logits_of(outputs: Any) -> Tensor:
     if not isinstance(found, Tensor):
         raise ValueError(f"the model must return a tensor, or an object with `logits`, got a {type(outputs).__name__}")
     return found.movedim(-1, 1) if found.dim() == 3 else found
-
-
-def like(batch: Any, parameter: Tensor) -> Any:
-    """Move all tensors of a batch to where a model is, and floating-point ones to its type."""
-    if isinstance(batch, Tensor):
-        return batch.to(parameter.device, parameter.dtype if batch.is_floating_point() else None)
-    if hasattr(batch, "to"):  # such as a packed sequence or a batch of graphs
-        return batch.to(parameter.device)
-    if isinstance(batch, Mapping):
-        return {key: like(value, parameter) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [like(part, parameter) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
 
 
 def check_loss(loss: Any) -> None:
@@ -100,6 +63,12 @@ LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "regression": _squares,
 }
 """The losses of the built-in kinds of tasks; a task of kind `custom` has a loss of its own."""
+
+
+def loss_name(loss: Loss) -> str:
+    """Return the name of a loss, by which a resumed run recognises it."""
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def divergence(logits: Tensor, teacher: Tensor, temperature: float, *, binary: bool) -> Tensor:

@@ -13,23 +13,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from fedfactor.data.batches import Batch, arguments, like, targets_of
 from fedfactor.data.clients import Examples, FederatedData, Kind, count
 from fedfactor.data.records import Records
 from fedfactor.models.width import Width
 from fedfactor.profile import timed
 from fedfactor.support.checks import check_choice
-from fedfactor.task.objective import (
-    LOSSES,
-    Batch,
-    Loss,
-    arguments,
-    check_loss,
-    divergence,
-    like,
-    logits_of,
-    masked_logits,
-    targets_of,
-)
+from fedfactor.task.objective import LOSSES, Loss, check_loss, divergence, logits_of, masked_logits
 
 Build = Callable[..., nn.Module]
 """Builds the task's model at a share of its full width."""
