@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedfactor import cost
+from fedfactor.data.batches import outline, zeros
 from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import Message, encode
@@ -41,12 +42,14 @@ class Costs:
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
-            size, known = setup.training.batch_size, count(data.train)
-            where = torch.arange(size if data.described else min(size, known)) % known  # one described stands for all
-            batch = like(data.batch(data.train, where), next(iter(network.parameters()), torch.empty(0)))
-            args, named = arguments(batch)
+            size = setup.training.batch_size
+            if data.described:  # one example stands for all
+                batch = zeros(outline(data.batch(data.train, slice(1))), size)
+            else:
+                batch, size = data.batch(data.train, slice(size)), min(size, count(data.train))
+            args, named = arguments(like(batch, next(iter(network.parameters()), torch.empty(0))))
             try:
-                self._macs[key] = cost.measure(network, named or args).macs / len(where)
+                self._macs[key] = cost.measure(network, named or args).macs / size
             except Exception as error:
                 # Clients whose data are elsewhere may well be able to process them.
                 if not isinstance(error, cost.Uncountable) and not data.described:
