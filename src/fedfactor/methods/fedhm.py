@@ -71,15 +71,9 @@ class FedHM(Spectral, Diagnostics):
     @property
     def traits(self) -> Traits:
         """The basis changes each round, and weights depend on the capacity."""
-        rule = "softmax of capacity / tau"
-        return Traits(
-            space="turning",
-            weighting=rule,
-            adapts=True,
-            calibrates=self.static_norm,
-            needs_classes="fedhm's masked loss" if self.masked_loss else "",
-            needs_logits="fedhm's self-distillation" if self.distill else "",
-        )
+        rule, mask = "softmax of capacity / tau", "fedhm's masked loss" if self.masked_loss else ""
+        soft = "fedhm's self-distillation" if self.distill else ""
+        return Traits("turning", rule, True, calibrates=self.static_norm, needs_classes=mask, needs_logits=soft)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Take the run's largest capacity."""

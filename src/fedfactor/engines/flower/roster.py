@@ -87,12 +87,12 @@ def _possible(facts: Any) -> bool:
 
 def _possible_outline(found: Any, depth: int) -> bool:
     """Return whether this can be the outline of a batch: see `fedfactor.data.batches.outline`."""
-    if not isinstance(found, dict | list):
+    if isinstance(found, dict) and isinstance(found.get("entries"), dict):
+        found = list(found["entries"].values())
+    if isinstance(found, list):
+        return depth > 0 and all(_possible_outline(part, depth - 1) for part in found)
+    if not isinstance(found, dict):
         return found is None
-    parts = found if isinstance(found, list) else found.get("entries")
-    if parts is not None:
-        inner = parts.values() if isinstance(parts, dict) else parts
-        return depth > 0 and isinstance(parts, dict | list) and all(_possible_outline(one, depth - 1) for one in inner)
     shape = found.get("shape")
     return (
         found.get("dtype") in DTYPES
