@@ -242,6 +242,18 @@ def test_the_files_of_the_page_on_local_training_run(tmp_path: Path, monkeypatch
     assert done.exit_code == 0, done.output
 
 
+def test_the_tasks_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for title, body in [(title, body) for _, title, body in blocks("tasks.md") if title]:
+        Path(title).write_text(body)
+        runpy.run_path(title, run_name="__main__")
+    loss, *lines = capsys.readouterr().out.splitlines()
+    accuracy = next(line for line in lines if line.startswith("global: accuracy"))
+    assert float(loss) < 1.4 and float(accuracy.split()[2]) > 0.9
+
+
 @pytest.fixture
 def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     monkeypatch.setitem(registry._table, "methods", registry.entries("methods"))  # forgets it again after the test

@@ -71,9 +71,10 @@ def measure(model: nn.Module, example: Any) -> Cost:
 
     Nothing is computed, unless the model looks at its numbers. Raise Uncountable if only the counting fails.
 
-    `example` is an input with its batch axis, or a tuple of inputs; all but `parameters`, `trainable` and
-    `buffers` grow with its batch. The model is measured in the mode it is in, as train() and eval() save
-    different tensors. Matrix products and convolutions are counted; element-wise operations are not.
+    `example` is an input with its batch axis, a tuple of inputs, or a mapping of inputs by name; all but
+    `parameters`, `trainable` and `buffers` grow with its batch. The model is measured in the mode it is in, as
+    train() and eval() save different tensors. Matrix products and convolutions are counted; element-wise
+    operations are not.
 
     Attention and recurrent layers are counted as the products they are defined by. A fused kernel of a device
     makes the same products but may save fewer tensors, or a workspace of its own.
@@ -250,7 +251,9 @@ def _run(meta: nn.Module, inputs: Any) -> _Trace:
 
 
 def _call(model: nn.Module, inputs: Any) -> None:
-    if isinstance(inputs, tuple):
+    if isinstance(inputs, Mapping):
+        model(**inputs)
+    elif isinstance(inputs, tuple):
         model(*inputs)
     else:
         model(inputs)

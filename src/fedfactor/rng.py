@@ -6,6 +6,7 @@ The order in which clients run, and the process or machine they run in, therefor
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,3 +55,17 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
     finally:
         torch.default_generator.set_state(before)
+
+
+@contextmanager
+def all_seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch (CPU), numpy and Python, and restore them at the end."""
+    numbers, python = np.random.get_state(), random.getstate()
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        with seeded(seed):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(python)

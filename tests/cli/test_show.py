@@ -32,3 +32,16 @@ def test_data_show_draws_who_has_what(tmp_path: Path) -> None:
     done = fedfactor("data", "show", path, "--set", 'partition={kind="dirichlet", clients=5, alpha=0.2}')
     assert done.exit_code == 0, done.stderr
     assert "digits: 1,438 train" in done.stdout and "●" in done.stdout
+
+
+def test_data_show_reads_datasets_and_says_what_identifies_them(tmp_path: Path) -> None:
+    path = tmp_path / "shown.toml"
+    path.write_text(
+        'data = { name = "tests.helpers.sequences:owners" }\nmodel = { name = "tests.helpers.sequences:Bag" }\n'
+        'partition = { kind = "natural" }\n'
+    )
+    done = fedfactor("data", "show", path)
+    assert done.exit_code == 0, done.stderr
+    assert "86 train and 60 test examples, 2 classes, 4 natural owners" in done.stdout
+    assert "identified by a sample of 64 of 86 examples" in " ".join(done.stdout.split())
+    assert "few" in done.stdout and "4 clients with 20 to 23 examples" in done.stdout

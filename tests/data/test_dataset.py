@@ -14,7 +14,7 @@ from fedfactor.data import Dataset
     ("inputs", "targets", "message"),
     [
         (np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64), r"N x C x H x W.*got uint8 of shape \(3, 8, 8\)"),
-        (np.zeros((3, 8)), np.zeros(3), "numpy arrays, targets int64"),
+        (np.zeros((3, 8)), np.zeros(3), "targets of train must be int64, or the kind regression or custom"),
         ([[0.0]] * 3, np.zeros(3, np.int64), "must be numpy arrays"),
     ],
 )

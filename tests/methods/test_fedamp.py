@@ -29,7 +29,7 @@ def test_fedamp_by_hand() -> None:
     network.x = nn.Parameter(w.detach().clone())
 
     target = torch.tensor([2.0, 0.0], dtype=torch.float64)
-    task = SimpleNamespace(loss=lambda outputs, y: ((network.x - target) ** 2).sum() / 2)
+    task = SimpleNamespace(outputs=lambda *_: None, loss=lambda *_: ((network.x - target) ** 2).sum() / 2)
     ctx = SimpleNamespace(task=task, down={"x": u1}, round=0)
     network.forward = lambda inputs: inputs  # type: ignore[method-assign]
     method.objective(network, (w, w), ctx).backward()  # type: ignore[arg-type]

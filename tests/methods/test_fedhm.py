@@ -147,7 +147,7 @@ def test_self_distillation_by_its_definition() -> None:
         (outputs / 2).log_softmax(1), (teacher(x) / 2).softmax(1), reduction="batchmean"
     )
     loss = FedHM(distill=0.3, temperature=2.0).objective(student, (x, y), ctx)  # type: ignore[arg-type]
-    torch.testing.assert_close(loss, 0.7 * setup.task.loss(outputs, y) + 0.3 * apart)
+    torch.testing.assert_close(loss, 0.7 * setup.task.loss(outputs, (x, y)) + 0.3 * apart)
     assert apart > 1e-4
     loss.backward()
     assert student.fc.weight.grad is not None and student.training

@@ -62,7 +62,7 @@ def test_the_jacobian_correction_is_added_to_the_loss_for_every_layer() -> None:
     plain = FedPara().objective(network, batch, Ctx())  # type: ignore[arg-type]
     corrected = FedPara(jacobian=2.0).objective(network, batch, Ctx())  # type: ignore[arg-type]
     with composed_once(network) as composed:
-        loss = setup.task.loss(network(batch[0]), batch[1])
+        loss = setup.task.loss(network(batch[0]), batch)
     expected = loss.detach()
     for name, gradient in Ctx.gradients(loss, composed).items():
         layer = factor_weights(network)[name]

@@ -15,6 +15,7 @@ from fedfactor.data.clients import FederatedData
 from fedfactor.methods import FedRoD
 from fedfactor.methods.fedrod import TwoHeads, balanced
 from fedfactor.protocol.message import decode
+from fedfactor.task import Task
 from tests.helpers.tiny import Tiny, data, odd, run
 
 
@@ -61,7 +62,7 @@ def headed() -> nn.Module:
 def test_the_objective_is_the_sum_of_both_and_moves_each_part_by_its_own_loss() -> None:
     """The body's gradient is that of the generic loss: .801964 (.2) - .801964 (-.1) = .240589."""
     network = headed().train()
-    ctx = SimpleNamespace(labels=torch.tensor([0, 1]), counts=torch.tensor([3, 1]))
+    ctx = SimpleNamespace(task=Task(Tiny, data()), labels=torch.tensor([0, 1]), counts=torch.tensor([3, 1]))
     loss = FedRoD().objective(network, (torch.ones(1, 1), torch.tensor([1])), ctx)  # type: ignore[arg-type]
     assert float(loss.detach()) == pytest.approx(1.619304 + 1.171101, abs=1e-6)
     loss.backward()
@@ -109,7 +110,7 @@ class Three(nn.Module):
 
 def test_a_class_the_client_does_not_have_gets_no_gradient() -> None:
     network = FedRoD().network(lambda width: Three(), 1.0)
-    ctx = SimpleNamespace(labels=torch.tensor([0, 2]), counts=torch.tensor([5, 7]))
+    ctx = SimpleNamespace(task=Task(Tiny, data()), labels=torch.tensor([0, 2]), counts=torch.tensor([5, 7]))
     loss = FedRoD().objective(network, (torch.randn(4, 2), torch.tensor([0, 2, 2, 0])), ctx)  # type: ignore[arg-type]
     loss.backward()
     assert torch.isfinite(loss)
@@ -151,5 +152,7 @@ def test_a_model_without_that_head_is_refused() -> None:
         run(FedRoD(head="classifier"), model=Tiny)
     with pytest.raises(ValueError, match="gamma must be at least 0, got -1"):
         FedRoD(gamma=-1.0)
-    with pytest.raises(ValueError, match="a binary task has none to balance"):
+    with pytest.raises(
+        ValueError, match="fedrod's balanced loss needs one class per example, which a binary task does not have"
+    ):
         run("fedrod", kind="binary", data=odd())

@@ -100,8 +100,8 @@ def test_distillation_by_its_definition() -> None:
         full, small = twin(x), twin.at(level, x)
         soft = -(full.detach().softmax(1) * small.log_softmax(1)).sum(1).mean()  # cross entropy: the same gradient
         entropy = -(full.softmax(1) * full.log_softmax(1)).sum(1).mean().detach()
-        torch.testing.assert_close(loss, setup.task.loss(full, y) + soft - entropy)
-        for model, value in ((network, loss), (twin, setup.task.loss(full, y) + soft)):
+        torch.testing.assert_close(loss, setup.task.loss(full, (x, y)) + soft - entropy)
+        for model, value in ((network, loss), (twin, setup.task.loss(full, (x, y)) + soft)):
             model.zero_grad()
             value.backward()
         torch.testing.assert_close(network.widest.conv2.weight.grad, twin.widest.conv2.weight.grad)

@@ -79,7 +79,8 @@ def test_the_scaler_with_tracked_statistics_is_refused() -> None:
 
 def test_masked_cross_entropy_by_hand() -> None:
     """Logits (1, 2, 3), class 1 absent: its logit is 0, not minus infinity, so it still takes e^0 of the sum."""
-    loss = Task(Tiny, data()).loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2]), only=torch.tensor([0, 2]))
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    loss = Task(Tiny, data()).loss(logits, (logits, torch.tensor([2])), only=torch.tensor([0, 2]))
     assert float(loss) == pytest.approx(math.log(math.e + 1 + math.e**3) - 3)
 
 

@@ -135,7 +135,7 @@ def test_a_gate_at_rest_does_not_move() -> None:
 
 def test_what_makes_no_sense_is_refused() -> None:
     tokens = FederatedData.without_examples(1, torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="inputs are tokens"):
+    with pytest.raises(ValueError, match="one tensor of real numbers"):
         PFedGate().bind(Task(nn.Identity(), tokens), [1.0])
     with pytest.raises(ValueError, match=r"budget must lie in \(0, 1\]"):
         PFedGate(budget=0.0)

@@ -156,8 +156,8 @@ def test_the_schema_in_the_package_is_up_to_date() -> None:
 def test_the_schema_has_all_sections_names_limits_and_descriptions() -> None:
     shipped = json.loads(SCHEMA.read_text())
     assert list(shipped["properties"]) == [
-        "name", "seed", "data", "partition", "model", "method", "optimizer", "codec", "train", "capacities", "evaluate",
-        "run", "paper", "small", "sweep",
+        "name", "seed", "data", "partition", "objective", "model", "method", "optimizer", "codec", "train", "capacities",
+        "evaluate", "run", "paper", "small", "sweep",
     ]  # fmt: skip
     assert all(section["description"] for section in shipped["properties"].values())
     assert not shipped["additionalProperties"] and not shipped["$defs"]["method-fedpara"]["additionalProperties"]

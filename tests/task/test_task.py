@@ -53,7 +53,7 @@ def test_language_has_perplexity_and_binary_has_a_threshold() -> None:
     scores = Task(model, odd(), "binary").evaluate(model, (one, torch.tensor([1, 1, 0])))
     assert scores["accuracy"] == pytest.approx(1 / 3)
     with pytest.raises(ValueError, match="kind must be"):
-        Task(model, data(), "regression")  # type: ignore[arg-type]
+        Task(model, data(), "ranking")  # type: ignore[arg-type]
 
 
 def test_language_is_measured_a_token() -> None:
@@ -138,7 +138,7 @@ def test_a_test_row_of_nan_costs_a_wrong_answer_and_no_update() -> None:
 def test_a_model_that_cannot_process_the_data_is_refused() -> None:
     with pytest.raises(ValueError, match="the model cannot process the data, whose inputs are 4: mat1 and mat2"):
         fedfactor.simulate(nn.Linear(5, 3), (X, Y))
-    with pytest.raises(ValueError, match="the model must return a tensor of logits, got a tuple"):
+    with pytest.raises(ValueError, match="the model must return a tensor, or an object with `logits`, got a tuple"):
         fedfactor.simulate(nn.LSTM(4, 3), (X, Y))
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedfactor.audit.result import AttackResult, AuditResult
 from fedfactor.client.work import ready, work
 from fedfactor.data.clients import FederatedData
+from fedfactor.data.records import Records
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import decode_down, decode_up, sections
 from fedfactor.protocol.context import Context
@@ -92,6 +93,8 @@ class Colours:
     @classmethod
     def of(cls, data: FederatedData) -> Colours:
         """Return the range over all training pictures. It is a property of the data format, not of a client."""
+        if isinstance(data.train, Records):
+            raise NothingToAttack("the attack recovers pictures that are stored as tensors; this run reads datasets")
         stored = data.train[0]
         if stored.dim() != 4 or stored.shape[1] not in (1, 3):
             raise NothingToAttack(
@@ -151,13 +154,13 @@ def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Ten
     start = setup.kept(capacity)
     kept = {name: start.get(name, tensor) for name, tensor in own.get("kept", {}).items()}
     if reply is not None:
-        network, ctx = ready(setup, message, {"kept": kept}, targets)
+        network, ctx = ready(setup, message, {"kept": kept}, (inputs, targets))
         coded = sections(decode(reply).tensors)["model"]
         after = decode_up(setup.codec, setup.trained(capacity), coded, ctx.down)
         before = tensors_of(network)
         seen = {name: before[name] - after[name].to(before[name]) for name in names}
     else:
-        network, ctx = ready(setup, message, own, setup.task.data.of(client)[1])
+        network, ctx = ready(setup, message, own, setup.task.data.of(client))
         network.train()
         first = next(network.parameters())
         with seeded(derive(setup.training.seed, "train", round, client), first.device):
@@ -171,7 +174,7 @@ def reconstruct(
 ) -> tuple[Tensor, float]:
     """Search for the pictures. Return the best ones, with colours from 0 to 1, and the distance of their gradient."""
     setup = setup.at(known.message.fields["round"])
-    network, ctx = ready(setup, known.message, known.kept, known.labels)
+    network, ctx = ready(setup, known.message, known.kept, (known.labels, known.labels))
     network.train()
     first, names, wanted = next(network.parameters()), list(known.seen), list(known.seen.values())
     labels = known.labels.to(first.device)
@@ -287,7 +290,9 @@ def attack_clients(
     for job in federation.dispatch.jobs("train", server, view, asked, federation.store):
         if not uploaded_weights(setup, decode(job.message)):
             raise NothingToAttack(f"{setup.method.name} uploads no trained weight, so there is nothing to attack")
-        stored, targets = data.of(job.client)
+        examples = data.of(job.client)
+        assert isinstance(examples, tuple)  # `Colours.of` refuses others
+        stored, targets = examples
         own = colours.pictures(data.transform.test(stored).float())
         rng = torch_rng(attack.seed, "audit-images", client=job.client)  # the same pictures in all rounds
         where = torch.randperm(len(targets), generator=rng)[: attack.images]

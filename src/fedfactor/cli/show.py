@@ -110,5 +110,6 @@ def data_show(
 
     name, found = next(iter(resolved_cells(read_recipe(recipe), recipe, settings or [], only).items()))
     dataset = load(data_dir=data_dir, **found.tables["data"])
+    dataset.labels(needed=dataset.kind == "classification")  # reads the classes of datasets that do not list them
     console.print(str(dataset), highlight=False)
     console.print(draw(federated(dataset, **found.tables["partition"]), dataset.class_names, title=name))

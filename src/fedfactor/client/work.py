@@ -12,10 +12,10 @@ from itertools import islice, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedfactor.client.descent import States, descent, packed, unpacked
-from fedfactor.data.clients import Examples
+from fedfactor.data.clients import Examples, count, rows
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.profile import timed
@@ -27,7 +27,7 @@ from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, seeded, torch_rng
-from fedfactor.task import like
+from fedfactor.task import Batch, like
 
 
 @timed("the rest")
@@ -48,8 +48,8 @@ def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | 
     raise ValueError(f"unknown kind of job {message.kind!r}, expected train, evaluate, calibrate or measure")
 
 
-def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Tensor) -> tuple[nn.Module, Context]:
-    """Return the network filled from a job, and the training context; `targets` are those of all the client's data."""
+def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Examples) -> tuple[nn.Module, Context]:
+    """Return the network filled from a job, and the training context; `examples` are all of the client's."""
     fields, device = message.fields, setup.training.torch_device
     network, parts = filled_network(setup, message, kept, training=True)
     places = Places.read(fields.get("places"), parts["model"])
@@ -60,7 +60,7 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Ten
         client=fields["client"],
         capacity=fields["capacity"],
         lr=fields["lr"],
-        targets=targets,
+        examples=examples,
         kept=_on(device, kept.get("kept", {})),
         down=parts["model"],
         extras=_on(device, parts.get("extra", {})),
@@ -71,10 +71,10 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], targets: Ten
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
     examples = setup.task.data.of(fields["client"])
-    network, ctx = ready(setup, message, kept, examples[1])
+    network, ctx = ready(setup, message, kept, examples)
     places = Places.read(fields.get("places"), ctx.down)
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
-    answer["samples"] = len(examples[1])
+    answer["samples"] = count(examples)
     test = setup.task.data.own_test(fields["client"]) if fields["test"] else None
     if test is not None:
         answer["before"] = setup.task.evaluate(network, test)
@@ -121,10 +121,10 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context, sta
         if not parameters:
             continue
         optimizer, travel = descent(training, phase.groups, parameters, states), 0.0
-        count = training.batches(len(examples[1]), phase.epochs)
-        epochs = math.ceil(count / len(training.batch_sizes(len(examples[1]))))
-        stream = islice(batches(setup, examples, epochs, rng), count)
-        groups = [*range(0, count, training.accumulate), count]
+        number = training.batches(count(examples), phase.epochs)
+        epochs = math.ceil(number / len(training.batch_sizes(count(examples))))
+        stream = islice(batches(setup, examples, epochs, rng), number)
+        groups = [*range(0, number, training.accumulate), number]
         for step, (start, end) in enumerate(pairwise(groups)):
             for parameter in parameters.values():
                 parameter.grad = None
@@ -163,13 +163,13 @@ def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
             parameter.grad = parameter.grad.to_dense()
 
 
-def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Examples]:
+def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Batch]:
     """Yield the shuffled batches of some epochs."""
-    (inputs, targets), training, transform = examples, setup.training, setup.task.data.transform
+    training, number = setup.training, count(examples)
     destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
     for _ in range(epochs):
-        for chosen in torch.split(torch.randperm(len(targets), generator=rng), training.batch_sizes(len(targets))):
-            yield like(transform.train(inputs[chosen], rng), destination), targets[chosen].to(destination.device)
+        for chosen in torch.split(torch.randperm(number, generator=rng), training.batch_sizes(number)):
+            yield like(setup.task.data.batch(examples, chosen, rng), destination)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:
@@ -199,7 +199,7 @@ def _measure(setup: Setup, message: Message) -> Bytes:
         if norm.running_mean is None and f"{name}.running_mean" in tensors
     }
     fill(with_statistics(plain, statistics), tensors)
-    sums = setup.task.batch_sums(plain, (central[0][first:last], central[1][first:last]))
+    sums = setup.task.batch_sums(plain, rows(central, slice(first, last)))
     return encode(Message("measured", {"client": message.fields["client"], "sums": sums}))
 
 
@@ -209,8 +209,8 @@ def _statistics(setup: Setup, network: nn.Module, message: Message) -> Tensors:
     rng = torch_rng(setup.training.seed, "batches", round, client)
     network.train()
     with torch.no_grad(), watched_norms(network) as statistics:
-        for x, _ in batches(setup, setup.task.data.of(client), 1, rng):
-            network(x)
+        for batch in batches(setup, setup.task.data.of(client), 1, rng):
+            setup.task.outputs(network, batch)
     return statistics()
 
 

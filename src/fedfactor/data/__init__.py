@@ -1,6 +1,6 @@
 """Data sets, and how they are split over clients."""
 
-from fedfactor.data.dataset import Dataset
+from fedfactor.data.dataset import Dataset, Datasets
 from fedfactor.data.federated import federated
 from fedfactor.data.show import counts, draw
 from fedfactor.data.sources import MissingData, load
@@ -10,6 +10,7 @@ from fedfactor.data.transform import NORMS, ImageTransform, Tokens
 __all__ = [
     "NORMS",
     "Dataset",
+    "Datasets",
     "ImageTransform",
     "MissingData",
     "Tokens",

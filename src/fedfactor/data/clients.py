@@ -7,14 +7,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, overload
+from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
-Kind = Literal["classification", "binary", "language"]
-Examples = tuple[Tensor, Tensor]
+from fedfactor.data.batches import arguments, zeros
+from fedfactor.data.records import Records
+
+Kind = Literal["classification", "binary", "language", "regression", "custom"]
+Arrays = tuple[Tensor, Tensor]
 """Inputs and targets, one row per example."""
+Examples = Arrays | Records
+"""Examples as two tensors, or of map-style datasets."""
 
 
 class Transform(Protocol):
@@ -96,16 +101,22 @@ class FederatedData:
         for name, examples in (("train", self.train), ("central", self.central)):
             if examples is not None:
                 _check_examples(name, examples)
-        _check_parts("train_of", self.train_of, len(self.train[1]), empty=False)
+        _check_parts("train_of", self.train_of, count(self.train), empty=False)
         if self.test_of is not None:
             if self.central is None or len(self.test_of) != len(self.train_of):
                 raise ValueError("test_of needs central, and one tensor of positions per client")
-            _check_parts("test_of", self.test_of, len(self.central[1]), empty=True)
+            _check_parts("test_of", self.test_of, count(self.central), empty=True)
 
     @classmethod
     def without_examples(cls, clients: int, example: Tensor) -> FederatedData:
         """Return data of clients whose examples are not available; `example` is one input as the model reads it."""
         train = example[None], torch.zeros(1, dtype=torch.int64)
+        return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
+
+    @classmethod
+    def outlined(cls, clients: int, found: Any) -> FederatedData:
+        """Return data of clients whose examples are not available, given the outline of a batch of one example."""
+        train = Records([[None]], lambda examples: zeros(found, len(examples)))
         return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
 
     @property
@@ -115,14 +126,15 @@ class FederatedData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the clients' training positions and of the targets: it identifies the split."""
+        """Hash of the clients' training positions and of the targets, or of the sizes of datasets."""
         parts = list(_looked_at(self.train_of).values())
-        return _hash(torch.tensor([len(part) for part in parts]), torch.cat(parts), self.train[1])
+        what = torch.tensor(self.train.sizes) if isinstance(self.train, Records) else self.train[1]
+        return _hash(torch.tensor([len(part) for part in parts]), torch.cat(parts), what)
 
     @cached_property
     def inputs_fingerprint(self) -> str:
         """Hash of the training inputs, or of a sample of their rows if they have more bytes than `HASHED_BYTES`."""
-        return _hash(*_sampled(self.train[0]))
+        return self.train.fingerprint() if isinstance(self.train, Records) else _hash(*_sampled(self.train[0]))
 
     @cached_property
     def test_fingerprint(self) -> str:
@@ -130,12 +142,49 @@ class FederatedData:
         if self.central is None:
             return "none"
         parts = [] if self.test_of is None else list(_looked_at(self.test_of).values())
-        return _hash(*_sampled(self.central[0]), self.central[1], torch.tensor([len(part) for part in parts]), *parts)
+        where = [torch.tensor([len(part) for part in parts]), *parts]
+        if isinstance(self.central, Records):
+            return f"{self.central.fingerprint()}-{_hash(*where)}"
+        return _hash(*_sampled(self.central[0]), self.central[1], *where)
+
+    @property
+    def identified_by(self) -> str:
+        """What identifies the training inputs when a run is resumed (`inputs_fingerprint`), in words."""
+        if self.described:
+            return "their shape: the clients have the data"
+        if isinstance(self.train, Records):
+            return self.train.identified_by
+        step = _step(self.train[0])
+        return "all inputs" if step == 1 else f"one of {step} inputs"
 
     @property
     def example(self) -> Tensor:
-        """One input as the model reads it."""
-        return self.transform.test(self.train[0][:1])[0]
+        """One input as the model reads it. Raise ValueError if inputs are not one tensor (`takes_tensor`)."""
+        inputs = self._input
+        if not isinstance(inputs, Tensor):
+            raise ValueError(f"the inputs must be one tensor, but are a {type(inputs).__name__}")
+        return inputs[0]
+
+    @property
+    def takes_tensor(self) -> bool:
+        """Whether the model's input is one tensor."""
+        return isinstance(self._input, Tensor)
+
+    @cached_property
+    def _input(self) -> Any:
+        """The input of a batch of one example."""
+        batch = self.batch(self.train, slice(1))
+        return next(iter(arguments(batch)[0]), batch)
+
+    def batch(self, examples: Examples, where: Tensor | slice, rng: torch.Generator | None = None) -> Any:
+        """Return some of the examples as one batch: `(inputs, targets)`, or what `collate` returns.
+
+        With `rng` it is a batch for training, and augmentation of arrays takes its random numbers from it.
+        """
+        if isinstance(examples, Records):
+            return examples[where].batch(training=rng is not None)
+        inputs, targets = examples[0][where], examples[1][where]
+        return self.transform.test(inputs) if rng is None else self.transform.train(inputs, rng), targets
 
     def find(self, bad: Tensor, *, test: bool) -> tuple[int, str] | None:
         """Return a bad row and, in words, whose it is; `None` if no bad row is used.
@@ -157,19 +206,22 @@ class FederatedData:
 
     def of(self, client: int) -> Examples:
         """Return a client's training examples."""
-        return _rows(self.train, self.train_of[client])
+        return rows(self.train, self.train_of[client])
 
     def own_test(self, client: int) -> Examples | None:
         """Return a client's own test examples, or `None` if it has none."""
         if self.test_of is None or self.central is None or not len(self.test_of[client]):
             return None
-        return _rows(self.central, self.test_of[client])
+        return rows(self.central, self.test_of[client])
 
 
 def _sampled(inputs: Tensor) -> list[Tensor]:
     """Return the shape and every k-th row, with the smallest k for which these rows fit into `HASHED_BYTES`."""
-    step = max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
-    return [torch.tensor(inputs.shape), *torch.split(inputs[::step], HASHED_ROWS)]
+    return [torch.tensor(inputs.shape), *torch.split(inputs[:: _step(inputs)], HASHED_ROWS)]
+
+
+def _step(inputs: Tensor) -> int:
+    return max(1, math.ceil(inputs.numel() * inputs.element_size() / HASHED_BYTES))
 
 
 HASHED_BYTES = 2**28
@@ -188,11 +240,19 @@ def _hash(*tensors: Tensor) -> str:
     return digest.hexdigest()[:16]
 
 
-def _rows(examples: Examples, where: Tensor) -> Examples:
-    return examples[0][where], examples[1][where]
+def count(examples: Examples) -> int:
+    """Return the number of examples."""
+    return len(examples) if isinstance(examples, Records) else len(examples[1])
+
+
+def rows(examples: Examples, where: Tensor | slice) -> Examples:
+    """Return some of the examples."""
+    return examples[where] if isinstance(examples, Records) else (examples[0][where], examples[1][where])
 
 
 def _check_examples(name: str, examples: Examples) -> None:
+    if isinstance(examples, Records):
+        return
     if not all(isinstance(part, Tensor) for part in examples):
         raise ValueError(f"{name} must be two tensors, inputs and targets; torch.as_tensor converts arrays")
     if len(examples[0]) != len(examples[1]):

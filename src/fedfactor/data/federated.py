@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedfactor.data.clients import Examples, FederatedData, Transform
-from fedfactor.data.dataset import Array, Dataset, Labels
+from fedfactor.data.clients import Examples, FederatedData, Transform, count, rows
+from fedfactor.data.dataset import Dataset, Datasets, Labels
 from fedfactor.data.partitions import Partition, View
 from fedfactor.data.splitting import Parts, hold_out
 from fedfactor.registry import create
@@ -31,7 +31,7 @@ SHARED = {
 
 
 def federated(
-    dataset: Dataset,
+    dataset: Dataset | Datasets,
     kind: str | Partition | Mapping[str, Any] = "iid",
     *,
     seed: int = 0,
@@ -49,10 +49,11 @@ def federated(
 
     The central test set is the data set's. Each client gets a part of it with the class proportions of its training
     data. If the data set has no test set, or if clients are natural owners and the test set has other owners, a share
-    of each owner's training examples is held out instead.
+    of each owner's training examples is held out instead. A test set without owners only measures the global model of
+    natural owners.
 
     Args:
-        dataset: The data set.
+        dataset: The data set: arrays, or map-style datasets.
         kind: A partition, its name, or a table with its name (`kind`) and its options.
         seed: Seed of the split and of everything that is taken from it at random.
         take: Keep this many clients, at random. 0: all.
@@ -67,12 +68,12 @@ def federated(
         options: The fields of the partition, where `kind` is a name.
     """
     partition = _partition(kind, options)
-    train_rows, test_rows, tested, tested_ids = _parts(dataset, partition, test_share, seed)
+    train_rows, test_rows, tests = _parts(dataset, partition, test_share, seed)
     if 0 < test_limit < len(test_rows):
         test_rows = np.sort(numpy_rng(seed, "test-limit").choice(test_rows, test_limit, replace=False))
     train_parts, test_parts = partition.split(
-        _view(dataset.train, dataset.train_ids, train_rows),
-        _view(tested, tested_ids, test_rows),
+        _view(dataset, False, train_rows, partition),
+        _view(dataset, tests, test_rows, partition),
         numpy_rng(seed, "partition"),
     )
     if take:
@@ -81,21 +82,21 @@ def federated(
         train_parts = _some_examples(train_parts, train_share, seed)
     held_parts = train_parts
     if validation_share:
-        train_parts, held_parts = _held_out(dataset, train_rows, train_parts, validation_share, seed)
+        train_parts, held_parts = _held_out(dataset, partition, train_rows, train_parts, validation_share, seed)
     if evaluate_on == "validation":
         if not validation_share:
             raise ValueError('evaluate_on = "validation" needs examples that are held out: set validation_share')
         used = np.unique(np.concatenate(held_parts))
-        tested, test_rows = dataset.train, train_rows[used]
+        tests, test_rows = False, train_rows[used]
         test_parts = [np.searchsorted(used, part) for part in held_parts]
-    elif partition.by_owner:
+    elif partition.by_owner and not (tests and dataset.test_ids is None):
         # Only examples of owners who take part: others would not measure these clients.
         used = np.unique(np.concatenate(test_parts))
         test_parts = [np.searchsorted(used, part) for part in test_parts]
         test_rows = test_rows[used]
-    central = _taken(tested, test_rows) if len(test_rows) else None
+    central = _taken(dataset.examples(test=tests), test_rows) if len(test_rows) else None
     return FederatedData(
-        _tensors(dataset.train),
+        dataset.examples(),
         [torch.from_numpy(train_rows[part]) for part in train_parts],
         central,
         [torch.from_numpy(part) for part in test_parts] if own_test and central is not None else None,
@@ -117,23 +118,27 @@ def _partition(kind: str | Partition | Mapping[str, Any], options: dict[str, Any
     return chosen
 
 
-def _parts(
-    dataset: Dataset, partition: Partition, share: float, seed: int
-) -> tuple[Rows, Rows, tuple[Array, Labels], Labels | None]:
-    """Return the rows to train on, the rows to test on, and the arrays and owners to which the test rows refer."""
+def _parts(dataset: Dataset | Datasets, partition: Partition, share: float, seed: int) -> tuple[Rows, Rows, bool]:
+    """Return the rows to train on, the rows to test on, and whether the latter are rows of the test set."""
     ids, test_ids = dataset.train_ids, dataset.test_ids
     shared = ids is not None and test_ids is not None and len(np.intersect1d(ids[ids >= 0], test_ids[test_ids >= 0]))
-    if len(dataset.test[1]) and (shared or not partition.by_owner):
-        return _examples(dataset.train, ids), _examples(dataset.test, test_ids), dataset.test, test_ids
-    # Without owners, the same share of each class is held out.
-    groups = dataset.train[1] if ids is None else ids
+    number = len(dataset.labels(test=True, needed=False))
+    if number and (shared or not partition.by_owner or test_ids is None):
+        return _examples(len(dataset.labels(needed=False)), ids), _examples(number, test_ids), True
+    groups = _groups(dataset, partition)
     train, test = hold_out(groups, share, numpy_rng(seed, "hold-out"), ordered=dataset.ordered, gap=dataset.gap)
     if not len(train):
         raise ValueError(
             f"{dataset.name}: no owner has enough examples to hold out a share of {share:g} for testing"
             + (f" and {dataset.gap:,} more that overlap with both parts" if dataset.gap else "")
         )
-    return train, test, dataset.train, ids
+    return train, test, False
+
+
+def _groups(dataset: Dataset | Datasets, partition: Partition) -> Labels:
+    """Return the owner of each training example, or else its class: the same share of each is held out."""
+    ids = dataset.train_ids
+    return dataset.labels(needed=partition.needs_labels) if ids is None else ids
 
 
 def _some_clients(train: Parts, test: Parts, take: int, seed: int) -> tuple[Parts, Parts]:
@@ -151,7 +156,9 @@ def _some_examples(parts: Parts, share: float, seed: int) -> Parts:
     return [np.sort(rng.choice(part, max(1, round(share * len(part))), replace=False)) for part in parts]
 
 
-def _held_out(dataset: Dataset, rows: Rows, parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
+def _held_out(
+    dataset: Dataset | Datasets, partition: Partition, rows: Rows, parts: Parts, share: float, seed: int
+) -> tuple[Parts, Parts]:
     """Return the examples that each client trains on, and those that are held out for validation.
 
     Of ordered examples, the last ones of each owner are held out, as for testing. Otherwise each client holds out
@@ -161,7 +168,7 @@ def _held_out(dataset: Dataset, rows: Rows, parts: Parts, share: float, seed: in
         raise ValueError(f"validation_share must lie in (0, 1), or be 0 to hold out nothing, got {share:g}")
     rng, held = numpy_rng(seed, "validation"), np.zeros(len(rows), bool)
     if dataset.ordered:
-        owner = (dataset.train[1] if dataset.train_ids is None else dataset.train_ids)[rows]
+        owner = _groups(dataset, partition)[rows]
         kept, last = hold_out(owner, share, rng, ordered=True, gap=dataset.gap)
         held[last] = True
         unused = np.isin(owner, owner[last])  # owners with too few examples to hold some out train on all of them
@@ -177,20 +184,16 @@ def _held_out(dataset: Dataset, rows: Rows, parts: Parts, share: float, seed: in
     return [part[~unused[part]] for part in parts], [part[held[part]] for part in parts]
 
 
-def _examples(examples: tuple[Array, Labels], ids: Labels | None) -> Rows:
-    return np.arange(len(examples[1])) if ids is None else np.flatnonzero(ids >= 0)
+def _examples(number: int, ids: Labels | None) -> Rows:
+    return np.arange(number) if ids is None else np.flatnonzero(ids >= 0)
 
 
-def _view(examples: tuple[Array, Labels], ids: Labels | None, rows: Rows) -> View:
-    return View(np.asarray(examples[1][rows]), None if ids is None else np.asarray(ids[rows]))
+def _view(dataset: Dataset | Datasets, test: bool, rows: Rows, partition: Partition) -> View:
+    ids = dataset.test_ids if test else dataset.train_ids
+    labels = dataset.labels(test=test, needed=partition.needs_labels)
+    return View(np.asarray(labels[rows]), None if ids is None else np.asarray(ids[rows]))
 
 
-def _taken(examples: tuple[Array, Labels], rows: Rows) -> Examples:
-    """Return rows of arrays: the arrays themselves if all rows are wanted, otherwise a copy."""
-    if len(rows) == len(examples[1]):
-        return _tensors(examples)
-    return _tensors((np.asarray(examples[0][rows]), np.asarray(examples[1][rows])))
-
-
-def _tensors(examples: tuple[Array, Labels]) -> Examples:
-    return torch.from_numpy(examples[0]), torch.from_numpy(examples[1])
+def _taken(found: Examples, wanted: Rows) -> Examples:
+    """Return some examples: the arrays themselves if all rows are wanted, otherwise a copy of them."""
+    return found if len(wanted) == count(found) else rows(found, torch.from_numpy(wanted))

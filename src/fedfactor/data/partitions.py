@@ -37,6 +37,8 @@ class Partition:
     name: ClassVar[str] = ""
     by_owner: ClassVar[bool] = False
     """Whether clients are natural owners, who then get their own test examples."""
+    needs_labels: ClassVar[bool] = True
+    """Whether the split depends on the classes of examples. Datasets that do not list them are read for this."""
 
     clients: int = field(default=10, metadata=described("number of clients"))
 
@@ -63,6 +65,8 @@ def kinds() -> dict[str, type[Partition]]:
 @dataclass(frozen=True)
 class Iid(Partition):
     """Shuffled examples, split evenly."""
+
+    needs_labels: ClassVar[bool] = False
 
     def parts(self, train: View, rng: np.random.Generator) -> Parts:
         """Return each client's training examples."""
@@ -153,6 +157,7 @@ class Natural(Partition):
     """One natural owner (role, writer) per client, or several."""
 
     by_owner: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
 
     clients: int = field(default=0, metadata=described("number of clients, owners chosen at random; 0: all owners"))
     ids_per_client: int = field(default=1, metadata=described("owners per client"))

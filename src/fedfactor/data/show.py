@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from fedfactor.data.clients import FederatedData
+from fedfactor.data.clients import Examples, FederatedData, count
+from fedfactor.data.records import Records
 
 DOTS = "·∘○◉●"
 STYLES = ("dim", "cyan", "cyan", "bold cyan", "bold bright_cyan")
@@ -21,7 +24,9 @@ Counts = NDArray[np.int64]
 
 
 def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: int | None = None) -> Counts:
-    """Count the examples per client (rows) and class (columns).
+    """Count the examples per client (rows) and class (columns). Without classes there is one column.
+
+    So it is for datasets that do not list their `targets`, unless their classes were read before.
 
     Args:
         data: The distributed data.
@@ -33,10 +38,18 @@ def counts(data: FederatedData, classes: int = 0, *, test: bool = False, most: i
     parts = data.test_of if test else data.train_of
     if examples is None or parts is None:
         return np.zeros((data.clients, classes), np.int64)
-    targets = examples[1].long()
+    targets = _classes_of(examples)
     found = [np.bincount(targets[parts[client]].numpy(), minlength=classes) for client in range(len(parts))[:most]]
     width = max([classes, *(len(row) for row in found)])
     return np.stack([np.pad(row, (0, width - len(row))) for row in found]).astype(np.int64)
+
+
+def _classes_of(examples: Examples) -> Tensor:
+    """Return one class per example; all are 0 if targets are not classes, or if examples had to be read for them."""
+    targets = examples.known_targets() if isinstance(examples, Records) else examples[1]
+    if targets is None or targets.dim() != 1 or targets.is_floating_point():
+        return torch.zeros(count(examples), dtype=torch.int64)
+    return targets.long()
 
 
 def draw(
@@ -48,7 +61,7 @@ def draw(
     """
     names = [str(label) for label in range(classes)] if isinstance(classes, int) else [str(name) for name in classes]
     table = counts(data, len(names), test=test)
-    names += [str(label) for label in range(len(names), table.shape[1])]
+    names += [str(label) for label in range(len(names), table.shape[1])] if table.shape[1] > 1 else ["examples"]
     return Plot(table, [_visible(name) for name in names], most, title)
 
 

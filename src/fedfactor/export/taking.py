@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedfactor.data.clients import Examples
+from fedfactor.data.clients import Examples, count
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.method import Participant
@@ -22,7 +22,7 @@ from fedfactor.runs.tasks import Facts
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.state import Server
-from fedfactor.task import Task, like
+from fedfactor.task import Task, arguments, like
 
 CHECKED = 64
 """Examples of the batch on which models are compared."""
@@ -140,6 +140,10 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
 def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str]:
     """Return inputs to compare models on, and what they are."""
     data = task.data
+    if not data.takes_tensor:
+        raise ExportError(
+            "only models whose input is one tensor can be exported; fedfactor.load(DIR).model() opens others in Python"
+        )
     if not with_data:
         example, rng = data.example, torch.Generator().manual_seed(0)
         shape = (CHECKED, *example.shape)
@@ -153,8 +157,8 @@ def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str
     examples, what = _tests(task, client)
     if examples is None:
         examples, what = data.of(client or 0), f"training examples of client {client or 0}"
-    inputs = examples[0][:CHECKED]
-    return data.transform.test(inputs), f"{len(inputs)} of the {what}"
+    (inputs,), number = arguments(data.batch(examples, slice(CHECKED)))[0], min(CHECKED, count(examples))
+    return inputs, f"{number} of the {what}"
 
 
 def _tests(task: Task, client: int | None) -> tuple[Examples | None, str]:
@@ -229,7 +233,7 @@ def _frozen(model: nn.Module, federation: Federation, client: int | None, *, cal
     rows, first = rows[torch.from_numpy(order)], next(iter(model.parameters()))
     with torch.no_grad(), watched_norms(model) as statistics:
         for part in torch.split(rows, FROZEN_BATCH):
-            model(like(data.transform.test(data.train[0][part]), first))
+            federation.setup.task.outputs(model, like(data.batch(data.train, part), first))
     with_statistics(model, statistics())
     whose = "of all clients" if client is None else f"of client {client}"
     return (

@@ -17,6 +17,7 @@ from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, pull
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
+from fedfactor.task import Batch
 
 
 @register("methods", "fedamp", paper="arXiv:2007.03797")
@@ -85,7 +86,7 @@ class FedAMP(Method):
         """Start from the client's own model."""
         fill(network, kept or down)
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add (lambda / 2 alpha_k) ||w - u_i||^2 to the loss."""
         loss = super().objective(network, batch, ctx)
         distance = torch.stack([(p - ctx.down[name]).square().sum() for name, p in network.named_parameters()]).sum()

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -23,7 +24,7 @@ from fedfactor.protocol.method import Diagnostics, Networks, Participant, Traits
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
 from fedfactor.registry import described, register
 from fedfactor.support.checks import check_number
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build, Task
 
 
 @register("methods", "fedhm", paper="arXiv:2111.14655")
@@ -70,12 +71,12 @@ class FedHM(Spectral, Diagnostics):
     @property
     def traits(self) -> Traits:
         """The basis changes each round, and weights depend on the capacity."""
-        rule = "softmax of capacity / tau"
-        return Traits(space="turning", weighting=rule, adapts=True, calibrates=self.static_norm)
+        rule, mask = "softmax of capacity / tau", "fedhm's masked loss" if self.masked_loss else ""
+        soft = "fedhm's self-distillation" if self.distill else ""
+        return Traits("turning", rule, True, calibrates=self.static_norm, needs_classes=mask, needs_logits=soft)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Take the run's largest capacity. Raise ValueError if the loss is masked and the task has no classes."""
-        task.check_masked(self.masked_loss)
+        """Take the run's largest capacity."""
         return self if self.strongest else replace(self, strongest=max(levels))
 
     def network(self, build: Build, capacity: float) -> nn.Module:
@@ -115,13 +116,12 @@ class FedHM(Spectral, Diagnostics):
         """Return the leading components of each factorised layer, and all other tensors whole."""
         return slice_plan(view, tensors_of(network))
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Return the loss with mask, self-distillation and Frobenius decay."""
-        x, y = batch
-        outputs = network(x)
-        loss = ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
+        outputs = ctx.task.outputs(network, batch)
+        loss = ctx.task.loss(outputs, batch, only=ctx.labels if self.masked_loss else None)
         if self.distill:
-            teacher = answers_with(network, ctx.down, x)
+            teacher = ctx.task.outputs(partial(answers_with, network, ctx.down), batch)
             apart = ctx.task.divergence(outputs, teacher, self.temperature)
             loss = (1 - self.distill) * loss + self.distill * apart
         return self.decayed(loss, network, ctx)

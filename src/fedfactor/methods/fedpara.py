@@ -13,6 +13,7 @@ from fedfactor.nn import composed_once, factor_weights
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Traits
 from fedfactor.registry import described, register
+from fedfactor.task import Batch
 
 
 @register("methods", "fedpara", paper="arXiv:2108.06098")
@@ -43,7 +44,7 @@ class FedPara(Factorised):
         """Return the Hadamard scheme."""
         return Hadamard(gamma=self.gamma, tanh=self.tanh)
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add the Jacobian correction of each layer to the loss (Eq. 9)."""
         if not self.jacobian:
             return super().objective(network, batch, ctx)

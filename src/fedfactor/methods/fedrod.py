@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn.state import tensors_of
@@ -17,7 +14,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Traits
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build, logits_of
 
 
 class TwoHeads(nn.Module):
@@ -75,13 +72,7 @@ class FedRoD(FedAvg):
     @property
     def traits(self) -> Traits:
         """Body and generic head are a complete model without the personal head."""
-        return Traits(complete=True)
-
-    def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Raise ValueError if the task has no classes to balance."""
-        if task.kind != "classification":
-            raise ValueError(f"fedrod balances classes; a {task.kind} task has none to balance")
-        return self
+        return Traits(complete=True, needs_classes="fedrod's balanced loss")
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model with a second head."""
@@ -97,13 +88,12 @@ class FedRoD(FedAvg):
         """Return the names of the personal head's tensors."""
         return {name for name in tensors_of(network) if name.startswith(f"{self.head}.personal.")}
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Return the sum of the generic and the personal loss; each parameter has a gradient of one of them only."""
-        x, y = batch
-        g, both = network(x).chunk(2, dim=-1)
+        g, both = logits_of(ctx.task.outputs(network, batch)).chunk(2, dim=-1)
         log_counts = torch.full((g.shape[-1],), -torch.inf, dtype=g.dtype, device=g.device)
         log_counts[ctx.labels.to(g.device)] = ctx.counts.to(g.device, g.dtype).log()
-        return F.cross_entropy(balanced(g, log_counts, self.gamma), y) + F.cross_entropy(both, y)
+        return ctx.task.loss(balanced(g, log_counts, self.gamma), batch) + ctx.task.loss(both, batch)
 
     def deploy(self, server: Tensors, network: nn.Module, capacity: float, kept: Tensors) -> nn.Module:
         """Return a model with one head: the sum of both for a client, the generic head for the server."""

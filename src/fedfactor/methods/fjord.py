@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -14,10 +15,10 @@ from fedfactor.methods.sliced import Sliced
 from fedfactor.nn.norms import axis_blocks
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Diagnostics, Participant
+from fedfactor.protocol.method import Diagnostics, Participant, Traits
 from fedfactor.protocol.plan import Piece, Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build, Task
 
 
 @register("methods", "fjord", paper="arXiv:2102.13451")
@@ -54,9 +55,17 @@ class FjORD(Sliced, Diagnostics):
         if any(not 0 < level <= 1 for level in self.levels):
             raise ValueError(f"levels must lie in (0, 1], got {list(self.levels)}")
 
+    @property
+    def traits(self) -> Traits:
+        """Clients of less capacity get a narrower network; a mask needs classes, and distillation logits."""
+        return Traits(
+            adapts=True,
+            needs_classes="fjord's masked loss" if self.masked_loss else "",
+            needs_logits="fjord's distillation" if self.distill else "",
+        )
+
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Add the run's capacities to the levels."""
-        task.check_masked(self.masked_loss)
         return replace(self, levels=tuple(sorted({*self.levels, *levels}, reverse=True)))
 
     def _choices(self, capacity: float) -> list[float]:
@@ -81,16 +90,17 @@ class FjORD(Sliced, Diagnostics):
                 )
         return plan
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Draw p and return the loss of that network, with `distill` plus the loss of the widest one."""
         assert isinstance(network, Nested)
-        (x, y), choices = batch, self._choices(ctx.capacity)
+        task, choices = ctx.task, self._choices(ctx.capacity)
         level = choices[int(torch.randint(len(choices), ()))]  # the job has seeded the global generator
+        drawn = partial(network.at, level)
         only = ctx.labels if self.masked_loss else None
         if not self.distill:
-            return ctx.task.loss(network.at(level, x), y, only=only)
-        full = network(x)
-        return ctx.task.loss(full, y, only=only) + ctx.task.divergence(network.at(level, x), full)
+            return task.loss(task.outputs(drawn, batch), batch, only=only)
+        full = task.outputs(network, batch)
+        return task.loss(full, batch, only=only) + task.divergence(task.outputs(drawn, batch), full)
 
     def passes(self, capacity: float) -> dict[float, float]:
         """Return one pass at the drawn width (its expectation), and with `distill` one of the widest network."""

@@ -20,7 +20,7 @@ from fedfactor.protocol.method import Diagnostics, Method, Networks, ObservedRou
 from fedfactor.protocol.plan import Piece, Plan, Tensors
 from fedfactor.registry import described, register
 from fedfactor.support.checks import check_choice, check_number
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build, Task
 
 LOGGED = 32
 """Number of basis vectors per layer whose Gram matrix is logged; all of a wide network would fill the journal."""
@@ -78,11 +78,10 @@ class FLANC(Method, Diagnostics):
     @property
     def traits(self) -> Traits:
         """Clients of less capacity get a narrower network."""
-        return Traits(adapts=True)
+        return Traits(adapts=True, needs_classes="flanc's masked loss" if self.masked_loss else "")
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
         """Take the run's capacities as the set P, or check that `widths` contains them."""
-        task.check_masked(self.masked_loss)
         missing = [level for level in levels if self.widths and level not in self.widths]
         if missing:
             raise ValueError(f"clients of capacity {missing[0]:g} need that width in `widths`, got {list(self.widths)}")
@@ -160,10 +159,10 @@ class FLANC(Method, Diagnostics):
         vectors = {layer: v.flatten(1)[:LOGGED] for layer, v in bases.items()}
         return {"mean_abs_u": usage, "gram": {layer: _rounded(v @ v.T) for layer, v in vectors.items()}}
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Return Eq. 3: the loss plus lambda ||V V^T - I||^2 of each layer."""
-        x, y = batch
-        loss = ctx.task.loss(network(x), y, only=ctx.labels if self.masked_loss else None)
+        outputs = ctx.task.outputs(network, batch)
+        loss = ctx.task.loss(outputs, batch, only=ctx.labels if self.masked_loss else None)
         for layer in factor_weights(network).values():
             loss = loss + orthogonality(layer.factors["v"], self.strength, reduction=self.reduction)
         return loss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Networks, Traits
 from fedfactor.protocol.plan import Held, Reply, Tensors
 from fedfactor.registry import described, register
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build
 
 
 @register("methods", "heterofl", paper="arXiv:2010.01264")
@@ -52,12 +51,17 @@ class HeteroFL(Sliced):
     @property
     def traits(self) -> Traits:
         """Clients of less capacity get a narrower network, and all have equal weight in the mean."""
-        return Traits(adapts=True, weighting="uniform", calibrates=self.static_norm, sends_labels=self.label_rows)
-
-    def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Raise ValueError if a setting is about classes and the task has none."""
-        task.check_masked(self.masked_loss or self.label_rows)
-        return self
+        return Traits(
+            adapts=True,
+            weighting="uniform",
+            calibrates=self.static_norm,
+            sends_labels=self.label_rows,
+            needs_classes="heterofl's label_rows"
+            if self.label_rows
+            else "heterofl's masked loss"
+            if self.masked_loss
+            else "",
+        )
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model at this width. Raise ValueError if the Scaler is used with tracked statistics."""
@@ -72,15 +76,14 @@ class HeteroFL(Sliced):
             )
         return network
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Return the loss, with Scaler and mask if set."""
-        x, y = batch
         if self.scaler and ctx.capacity < 1:
             with scaled_norm_inputs(network, 1 / ctx.capacity):
-                outputs = network(x)
+                outputs = ctx.task.outputs(network, batch)
         else:
-            outputs = network(x)
-        return ctx.task.loss(outputs, y, only=ctx.labels if self.masked_loss else None)
+            outputs = ctx.task.outputs(network, batch)
+        return ctx.task.loss(outputs, batch, only=ctx.labels if self.masked_loss else None)
 
     def aggregate(
         self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -26,22 +27,20 @@ class Nested(nn.Module):
         # On the meta device and not registered, so that their parameters are not parameters of this module.
         self._shells = {width: _shell(widest, network) for width, network in narrower.items()}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *args: Any, **named: Any) -> Any:
         """Return the outputs of the widest network."""
-        outputs: Tensor = self.widest(x)
-        return outputs
+        return self.widest(*args, **named)
 
-    def at(self, width: float, x: Tensor) -> Tensor:
+    def at(self, width: float, *args: Any, **named: Any) -> Any:
         """Return the outputs of the network of a width, or of the widest if there is none of this width."""
         if width not in self._shells:
-            return self.forward(x)
+            return self.forward(*args, **named)
         shell, pieces = self._shells[width]
         weights = dict(self.widest.named_parameters())
         values = {name: piece.take(weights[piece.source]) for name, piece in pieces.items()}
         buffers = self.buffers_of[_key(width)]
         assert isinstance(buffers, _Buffers)
-        outputs: Tensor = functional_call(shell.train(self.training), {**values, **buffers.by_name()}, (x,))
-        return outputs
+        return functional_call(shell.train(self.training), {**values, **buffers.by_name()}, args, named)
 
     @staticmethod
     def buffer_of(width: float, name: str) -> str:

@@ -50,10 +50,9 @@ class PFedGate(Method):
         return Traits(plain=False)
 
     def bind(self, task: Task, levels: Sequence[float]) -> Self:
-        """Set the shape of the gate's inputs. Raise ValueError if the inputs are tokens."""
-        example = task.data.example
-        if not example.is_floating_point():
-            raise ValueError("pfedgate's gate needs images or other real-valued inputs, but these inputs are tokens")
+        """Set the shape of the gate's inputs. Raise ValueError if the inputs are not one tensor of real numbers."""
+        if not task.data.takes_tensor or not (example := task.data.example).is_floating_point():
+            raise ValueError("pfedgate's gate needs one tensor of real numbers, such as images, as the model's input")
         return replace(self, inputs=tuple(example.shape))
 
     def network(self, build: Build, capacity: float) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Diagnostics, Traits
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
+from fedfactor.task import Batch
 
 
 @register("methods", "pfedsd", paper="IEEE TPDS 34(2), 2023")
@@ -40,20 +42,19 @@ class PFedSD(FedAvg, Diagnostics):
     @property
     def traits(self) -> Traits:
         """All clients have equal weight in the mean."""
-        return Traits(weighting="uniform")
+        return Traits(weighting="uniform", needs_logits="pfedsd's distillation" if self.strength else "")
 
     def load(self, network: nn.Module, down: Tensors, kept: Tensors, *, training: bool) -> None:
         """Load the global model for training, and the client's own model for use if it has one."""
         fill(network, down if training else kept or down)
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add the divergence from the teacher to the loss."""
-        x, y = batch
-        student = network(x)
-        loss = ctx.task.loss(student, y)
+        student = ctx.task.outputs(network, batch)
+        loss = ctx.task.loss(student, batch)
         if not ctx.kept or not self.strength:
             return loss
-        teacher = answers_with(network, ctx.kept, x)
+        teacher = ctx.task.outputs(partial(answers_with, network, ctx.kept), batch)
         return loss + self.strength * ctx.task.divergence(student, teacher, self.temperature)
 
     def passes(self, capacity: float) -> dict[float, float]:

@@ -13,6 +13,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.method import Method, Networks, ParameterGroup, Phase, Traits, parameter_names
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described
+from fedfactor.task import Batch
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Spectral(Method):
         dense = {f"{layer}.{factor}": name for layer, name in dense_names(network).items() for factor in ("u", "v")}
         return {dense.get(name, name) for name, p in network.named_parameters() if p.requires_grad}
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add the Frobenius decay to the loss."""
         return self.decayed(super().objective(network, batch, ctx), network, ctx)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -31,13 +33,13 @@ def fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def answers_with(model: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+def answers_with(model: nn.Module, tensors: dict[str, Tensor], *args: Any, **named: Any) -> Any:
     """Return the output of a model with other tensors, in evaluation mode. The model itself does not change."""
     own, training = tensors_of(model), model.training
     model.eval()
     try:
         values = {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
-        answers: Tensor = functional_call(model, values, (x,))
+        answers = functional_call(model, values, args, named)
     finally:
         model.train(training)
     return answers

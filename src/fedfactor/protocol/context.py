@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedfactor.data.clients import Examples
+from fedfactor.data.records import Records
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.task import Task
@@ -25,8 +27,8 @@ class Context:
     capacity: float
     lr: float
     """The learning rate of the current step."""
-    targets: Tensor
-    """The targets of all the client's examples."""
+    examples: Examples
+    """All the client's training examples."""
     kept: Tensors
     """Tensors that the client kept from its previous round; empty in its first round."""
     down: Tensors
@@ -39,6 +41,11 @@ class Context:
     """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum.
 
     It is exact for SGD only: see `Optimizer.needs_sgd`."""
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The targets of all the client's examples. Those of datasets are read for this."""
+        return self.examples.targets() if isinstance(self.examples, Records) else self.examples[1]
 
     @property
     def labels(self) -> Tensor:
@@ -55,7 +62,7 @@ class Context:
         if self.task.kind != "classification":
             return self.targets[:0], self.targets[:0]
         labels, counts = torch.unique(self.targets, return_counts=True)
-        return labels, counts
+        return labels[labels >= 0], counts[labels >= 0]  # targets below 0 are left out of the loss
 
     @staticmethod
     def gradients(loss: Tensor, of: Mapping[str, Tensor]) -> Tensors:

@@ -22,7 +22,7 @@ from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole_plan
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import HeldTensors
-from fedfactor.task import Build, Task
+from fedfactor.task import Batch, Build, Task
 
 Networks = Callable[[float], nn.Module]
 """Returns the network of a capacity, one object per capacity. Only those that `initial` gets have initial values."""
@@ -50,6 +50,10 @@ class Traits:
     """Whether the objective assumes that clients take steps of SGD."""
     sends_labels: bool = False
     """Whether clients tell the server which classes they have."""
+    needs_classes: str = ""
+    """What needs one class per example, such as a masked loss: a task of another kind is refused. Empty: nothing."""
+    needs_logits: str = ""
+    """What needs logits, such as distillation: a task of another kind is refused. Empty: nothing."""
     reports: tuple[str, ...] = ()
     """Names of the numbers that `Diagnostics.report` returns; a reply with other names is rejected."""
 
@@ -275,10 +279,9 @@ class Method:
         """Return the phases of local training, whose length is `epochs` (steps, if the run has `train.local_steps`)."""
         return [Phase(epochs, [ParameterGroup(parameter_names(network))])]
 
-    def objective(self, network: nn.Module, batch: tuple[Tensor, Tensor], ctx: Context) -> Tensor:
+    def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Return the loss of a batch, penalties included."""
-        x, y = batch
-        return ctx.task.loss(network(x), y)
+        return ctx.task.loss(ctx.task.outputs(network, batch), batch)
 
     def keep(self, network: nn.Module) -> Tensors:
         """Return the tensors that the client keeps until its next round."""

@@ -38,6 +38,11 @@ class Setup:
 
     def bind(self, levels: Sequence[float]) -> None:
         """Adapt the method to the task and the run's capacity levels; call this before networks are built."""
+        traits, kind = self.method.traits, self.task.kind
+        if traits.needs_classes and kind != "classification":
+            raise ValueError(f"{traits.needs_classes} needs one class per example, which a {kind} task does not have")
+        if traits.needs_logits and not self.task.has_classes:
+            raise ValueError(f"{traits.needs_logits} needs logits of classes, which a {kind} task does not have")
         self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
-from fedfactor.data.clients import FederatedData
 from fedfactor.engines import Inline
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
@@ -22,7 +20,7 @@ from fedfactor.registry import imported
 from fedfactor.runs.directory import ENROLLED, RunError, find_runs, read_summary, reported
 from fedfactor.runs.flower.device import own_task
 from fedfactor.runs.recipe import recorded
-from fedfactor.runs.tasks import setup_of, task_of, task_with
+from fedfactor.runs.tasks import data_without, setup_of, task_of, task_with
 from fedfactor.server.events import client_gains
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
@@ -187,8 +185,7 @@ class Run:
                 f"{self.directory / 'task.json'} was written by an earlier version and lacks the shape of the model's "
                 "inputs; call result(data_dir) instead, which loads the data"
             )
-        example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-        data = FederatedData.without_examples(facts["clients"], example)
+        data = data_without(facts)
         if not self.recipe.from_python:
             return task_with(self.recipe, data, facts)
         if self.given_model is None:

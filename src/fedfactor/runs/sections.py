@@ -15,12 +15,13 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from fedfactor.data import federated
+from fedfactor.data.clients import Kind
 from fedfactor.data.federated import SHARED
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
@@ -76,6 +77,12 @@ def _names_a_directory(name: str) -> str:
     return name
 
 
+def _imports(name: str) -> str:
+    if name:
+        imported(name)
+    return name
+
+
 class RecipeModel(SectionModel):
     """A recipe of fedfactor: what `fedfactor run` trains, on which data, and how."""
 
@@ -87,6 +94,8 @@ class RecipeModel(SectionModel):
     """The data set: one that is registered, or package.module:function of your own."""
     partition: Table = {}
     """How the data set is split over the clients."""
+    objective: Table = {}
+    """What the network learns: by default what the data ask for."""
     model: Table = {}
     """The network: one that is registered, or package.module:function of your own."""
     method: Table = {}
@@ -130,6 +139,15 @@ class CapacitiesTable(SectionModel):
         return self
 
 
+class ObjectiveTable(SectionModel):
+    """The section `[objective]`."""
+
+    kind: Literal["", *get_args(Kind)] = ""  # type: ignore[valid-type]
+    """What the targets are; by default what the data say, or custom if a loss is given."""
+    loss: Annotated[str, AfterValidator(_imports)] = ""
+    """The loss, as package.module:function: it gets the model's outputs and the batch, and returns a scalar tensor."""
+
+
 class RunTable(SectionModel):
     """The section `[run]`."""
 
@@ -152,13 +170,14 @@ TABLES: dict[str, type[BaseModel]] = {
     "schedule": create_model("ScheduleTable", __base__=SectionModel, **_fields(Schedule)),
     "train": create_model("TrainTable", __base__=SectionModel, **_train),
     "capacities": CapacitiesTable,
+    "objective": ObjectiveTable,
     "evaluate": create_model("EvaluateTable", __base__=SectionModel, **_evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
 
 
-OBJECTS = ("data", "partition", "model")
+OBJECTS = ("data", "partition", "objective", "model")
 """Sections that the recipe of a run from Python does not have: these are Python objects."""
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Never
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedfactor.data.clients import Examples, FederatedData, Kind
+from fedfactor.data.clients import Arrays, Examples, FederatedData, Kind, count
+from fedfactor.data.records import Collate, MapStyle, Records
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
 from fedfactor.protocol.codecs import Codec
@@ -28,21 +30,23 @@ from fedfactor.runs.recipe import Recipe, described
 from fedfactor.runs.tasks import Facts, counted_facts
 from fedfactor.server.result import Result
 from fedfactor.support.checks import near
-from fedfactor.task import EVALUATION_BATCH, Task
+from fedfactor.task import EVALUATION_BATCH, Loss, Task
 
 
 def simulate(
     model: nn.Module | Callable[..., nn.Module],
-    data: FederatedData | Examples,
+    data: FederatedData | Arrays | MapStyle | Sequence[MapStyle],
     *,
-    test: Examples | None = None,
+    test: Arrays | MapStyle | Sequence[MapStyle] | None = None,
+    collate: Collate | None = None,
+    loss: Loss | None = None,
     clients: int = 10,
     alpha: float | None = None,
     method: str | Method = "fedavg",
     optimizer: str | Optimizer = "fedavg",
     codec: str | Codec = "float32",
     capacities: Mapping[float, float] | Capacities | None = None,
-    kind: Kind = "classification",
+    kind: Kind | None = None,
     directory: Path | str | None = None,
     engine: Engine | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
@@ -78,9 +82,15 @@ def simulate(
     Args:
         model: The network, or a function that builds it. Methods that train networks of several sizes need a function
             with the parameter `width`, a share of the full width.
-        data: Inputs and targets to split over the clients, or data that are split already.
-        test: Inputs and targets of the central test set; only where `data` are inputs and targets.
-        clients: Number of clients to split inputs and targets over.
+        data: Inputs and targets as two tensors, or one map-style dataset such as a `torch.utils.data.Dataset`, to split
+            over the clients; a list of datasets, one per client; or data that are split already.
+        test: The central test set, in one of these forms. With a list of datasets per client, a list of as many test
+            datasets is the clients' own test data, and together they are the central test set.
+        collate: Makes a batch of a list of a dataset's examples; by default `torch.utils.data.default_collate`. A model
+            is called as `model(x)` for batches `(x, y)`, and as `model(**batch)` for mappings.
+        loss: A function of the model's outputs and the batch that returns a scalar tensor. By default the `loss` of the
+            outputs, if they have one as those of Hugging Face's models do, otherwise the loss of the kind.
+        clients: Number of clients to split the data over.
         alpha: Split by Dirichlet(alpha) over the labels: the smaller, the fewer classes per client. None: IID.
         method: A federated method, its name (`fedfactor.list_methods()`), or `package.module:Class`, a class of your
             own. So also `optimizer` and `codec`.
@@ -88,7 +98,9 @@ def simulate(
         codec: How tensors are encoded in messages, or its name: float32, float16, fedpaq, int8, topk, ...
         capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
             have each, such as `{1.0: 0.5, 0.25: 0.5}`. None: all clients train the full model.
-        kind: What the targets are: classes (classification), 0 or 1 (binary), or the next token (language).
+        kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
+            (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
+            otherwise classification.
         directory: Commit each round to this directory. A call with the same directory resumes the run; with more
             rounds, it extends the run. `fedfactor report` and `fedfactor.load(directory, model=...)` open it.
         engine: Where clients run; by default in this process, one after another. `fedfactor.engines.Pool` runs them
@@ -141,10 +153,12 @@ def simulate(
     chosen = {**given, "optimizer": LocalOptimizer.of(local_optimizer)}
     training = Training(**{f.name: chosen[f.name] for f in fields(Training)})
     if isinstance(data, FederatedData):
-        if test is not None or alpha is not None:
-            raise TypeError("test and alpha are for inputs and targets; a FederatedData has its own split and test set")
+        if test is not None or alpha is not None or collate is not None:
+            raise TypeError(
+                "a FederatedData has its own split, test set and batches: leave out test, alpha and collate"
+            )
     else:
-        data = split(data, clients, test=test, alpha=alpha, seed=seed)
+        data = split(data, clients, test=test, alpha=alpha, seed=seed, collate=collate)
     recipe = described(
         Path(directory or "simulation").resolve().name,
         training,
@@ -154,10 +168,10 @@ def simulate(
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,
     )
-    task = Task(model, data, kind, evaluate_batch_size)
+    task = Task(model, data, kind, evaluate_batch_size, loss)
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
-        return recipe, task, {} if directory is None else counted_facts(task.data, kind, _class_names(task.data))
+        return recipe, task, {} if directory is None else counted_facts(task.data, task.kind, _class_names(task))
 
     def heard(event: dict[str, Any]) -> None:
         for text in event.get("warnings", ()):
@@ -167,24 +181,67 @@ def simulate(
     return run(recipe, directory, resume=True, engine=engine, on_event=heard, begin=begin)
 
 
-def _class_names(data: FederatedData) -> list[str]:
-    """Return the numbers of all classes that occur, as names."""
-    targets = [examples[1] for examples in (data.train, data.central) if examples is not None and len(examples[1])]
-    return [str(number) for number in range(1 + max(int(part.max()) for part in targets))]
+def _class_names(task: Task) -> list[str]:
+    """Return the numbers of all classes that occur, as names; of datasets, if they list their targets."""
+    parts = [part for part in (task.data.train, task.data.central) if part is not None and count(part)]
+    found = [part.known_targets() if isinstance(part, Records) else part[1] for part in parts]
+    targets = [part for part in found if part is not None]
+    return (
+        [str(number) for number in range(1 + max(int(part.max()) for part in targets))]
+        if (task.has_classes and targets)
+        else []
+    )
 
 
 def split(
-    examples: Examples,
+    examples: Arrays | MapStyle | Sequence[MapStyle],
     clients: int,
     *,
-    test: Examples | None = None,
+    test: Arrays | MapStyle | Sequence[MapStyle] | None = None,
     alpha: float | None = None,
     seed: int = 0,
+    collate: Collate | None = None,
 ) -> FederatedData:
-    """Split inputs and targets over clients: evenly, or by Dirichlet(alpha) over the labels."""
-    if clients > len(examples[1]):
-        raise ValueError(f"{len(examples[1])} examples cannot be split over {clients} clients")
-    FederatedData(examples, [torch.arange(len(examples[1]))])  # raises ValueError if these are not examples
-    labels, rng = examples[1].long().flatten().numpy(), numpy_rng(seed, "partition")
-    parts = iid(labels, clients, rng) if alpha is None else dirichlet(labels, clients, alpha, rng)
-    return FederatedData(examples, [torch.from_numpy(part) for part in parts], test)
+    """Split examples over clients: evenly, or by Dirichlet(alpha) over the labels. A list has a dataset per client."""
+    if isinstance(examples, list | tuple) and not _are_arrays(examples):
+        if alpha is not None:
+            raise TypeError("alpha splits one dataset over clients; a list of datasets is split already")
+        return per_client(examples, test, collate)
+    train = _examples(examples, collate)
+    number = count(train)
+    if clients > number:
+        raise ValueError(f"{number} examples cannot be split over {clients} clients")
+    FederatedData(train, [torch.arange(number)])  # raises ValueError if these are not examples
+    rng = numpy_rng(seed, "partition")
+    if alpha is None:
+        parts = iid(np.zeros(number, np.int64), clients, rng)
+    else:
+        targets = train.targets() if isinstance(train, Records) else train[1]
+        if targets.numel() != number or (targets.is_floating_point() and not targets.equal(targets.round())):
+            raise ValueError("alpha splits by class, but targets are not one class per example: leave alpha out")
+        parts = dirichlet(targets.long().flatten().numpy(), clients, alpha, rng)
+    central = None if test is None else _examples(test, collate)
+    return FederatedData(train, [torch.from_numpy(part) for part in parts], central)
+
+
+def per_client(datasets: Sequence[MapStyle], test: Any = None, collate: Collate | None = None) -> FederatedData:
+    """Return data whose clients have one dataset each; `test` is one dataset, or one per client."""
+    train, central = Records(datasets, collate), None if test is None else _examples(test, collate)
+    own = isinstance(test, list | tuple) and not _are_arrays(test)
+    if own and len(test) != len(datasets):
+        raise ValueError(f"there are {len(datasets)} training datasets, one per client, but {len(test)} of test data")
+    tests = torch.split(torch.arange(count(central)), central.sizes) if own and isinstance(central, Records) else None
+    return FederatedData(train, torch.split(torch.arange(len(train)), train.sizes), central, tests)
+
+
+def _examples(given: Any, collate: Collate | None) -> Examples:
+    if isinstance(given, list | tuple) and _are_arrays(given):
+        if collate is not None:
+            raise TypeError("collate makes batches of a dataset's examples; inputs and targets need none")
+        return given[0], given[1]
+    return Records(given if isinstance(given, list | tuple) else [given], collate)
+
+
+def _are_arrays(given: Sequence[Any]) -> bool:
+    """Return whether these are inputs and targets, and not datasets."""
+    return len(given) == 2 and any(isinstance(part, Tensor | np.ndarray) for part in given)

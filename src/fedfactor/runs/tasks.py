@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedfactor.data import counts, federated
 from fedfactor.data import load as load_data
-from fedfactor.data.clients import FederatedData, Kind
+from fedfactor.data.batches import outline
+from fedfactor.data.clients import FederatedData
+from fedfactor.data.records import Records
 from fedfactor.protocol.setup import Setup
+from fedfactor.registry import imported
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.sections import Table, builder_of
@@ -37,37 +41,61 @@ def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, F
     tables = recipe.tables
     dataset = load_data(data_dir=data_dir, **tables["data"])
     data = federated(dataset, **tables["partition"])
-    facts = counted_facts(data, dataset.kind, dataset.class_names)
+    facts = counted_facts(data, kind_of(recipe, dataset.kind), dataset.class_names)
     return task_with(recipe, data, facts), facts
 
 
-def counted_facts(data: FederatedData, kind: Kind, class_names: Sequence[str]) -> Facts:
+def counted_facts(data: FederatedData, kind: str | None, class_names: Sequence[str]) -> Facts:
     """Return the facts about a task, and which client has how many examples of which class."""
     facts = facts_of(data, kind, class_names)
-    if data.train[1].dim() == 1:
+    targets = data.train.known_targets() if isinstance(data.train, Records) else data.train[1]
+    if class_names and targets is not None and targets.dim() == 1:
         facts["examples"] = counts(data, len(class_names), most=COUNTED).tolist()
     return facts
 
 
-def facts_of(data: FederatedData, kind: Kind, class_names: Sequence[str]) -> Facts:
+def facts_of(data: FederatedData, kind: str | None, class_names: Sequence[str]) -> Facts:
     """Return the facts about a task that are needed to use its models without the data."""
+    if isinstance(data.train, Records):
+        first = data.batch(data.train, slice(1))
+        shapes: Facts = {"identified_by": data.train.identified_by, "outline": outline(first)}
+        shapes |= dict.fromkeys(("input_shape", "input_dtype", "seen_shape", "seen_dtype"))
+    else:
+        shapes = {
+            "input_shape": data.train[0].shape[1:],
+            "input_dtype": str(data.train[0].dtype).removeprefix("torch."),
+            "seen_shape": data.example.shape,
+            "seen_dtype": str(data.example.dtype).removeprefix("torch."),
+        }
     return {
         "kind": kind,
         "classes": len(class_names),
         "class_names": class_names,
         "clients": data.clients,
-        "input_shape": data.train[0].shape[1:],
-        "input_dtype": str(data.train[0].dtype).removeprefix("torch."),
-        "seen_shape": data.example.shape,
-        "seen_dtype": str(data.example.dtype).removeprefix("torch."),
+        **shapes,
         "transform": str(data.transform),
     }
+
+
+def data_without(facts: Facts) -> FederatedData:
+    """Return data with the right number of clients, and examples that only have the shape of theirs."""
+    if facts["seen_shape"] is None:
+        return FederatedData.outlined(facts["clients"], facts["outline"])
+    example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
+    return FederatedData.without_examples(facts["clients"], example)
+
+
+def kind_of(recipe: Recipe, kind: str) -> str:
+    """Return the kind of a recipe's task, given that of its data."""
+    given = recipe.tables["objective"]
+    return given["kind"] or ("custom" if given["loss"] else kind)
 
 
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
     """Return a recipe's task with data that are already loaded."""
     factory = model_factory(recipe.tables["model"], facts["classes"])
-    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size)
+    loss = recipe.tables["objective"]["loss"]
+    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size, imported(loss) if loss else None)
 
 
 COUNTED = 200

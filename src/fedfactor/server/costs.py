@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from fedfactor import cost
+from fedfactor.data.batches import outline, zeros
+from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import Message, encode
 from fedfactor.protocol.method import forward_passes
 from fedfactor.protocol.setup import Setup
 from fedfactor.rng import derive, seeded
-from fedfactor.task import like
+from fedfactor.task import arguments, like
 
 LINKS_MBPS = (2, 10, 50)
 
@@ -46,13 +48,14 @@ class Costs:
         key = repr(setup.method), capacity
         if key not in self._macs:
             network, data = setup.network(capacity).train(), setup.task.data
-            inputs, batch_size = data.train[0], setup.training.batch_size
+            size = setup.training.batch_size
             if data.described:  # one example stands for all
-                inputs = inputs[:1].expand(batch_size, *inputs.shape[1:])
-            example = data.transform.test(inputs[:batch_size])
-            first = next(iter(network.parameters()), torch.empty(0))
+                batch = zeros(outline(data.batch(data.train, slice(1))), size)
+            else:
+                batch, size = data.batch(data.train, slice(size)), min(size, count(data.train))
+            args, named = arguments(like(batch, next(iter(network.parameters()), torch.empty(0))))
             try:
-                self._macs[key] = cost.measure(network, like(example, first)).macs / len(example)
+                self._macs[key] = cost.measure(network, named or args).macs / size
             except Exception as error:
                 # Clients whose data are elsewhere may well be able to process them.
                 if not isinstance(error, cost.Uncountable) and not data.described:

@@ -37,6 +37,7 @@ from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
 from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
+from fedfactor.task.objective import loss_name
 
 
 class QuorumLost(RuntimeError):
@@ -175,6 +176,7 @@ class Federation:
             "capacities": self.capacities,
             "cohort": self.rounds.cohort,
             "kind": setup.task.kind,
+            **({"loss": loss_name(setup.task.objective)} if setup.task.objective else {}),
             "clients": f"{data.clients} (split {data.fingerprint})",
             "inputs": data.inputs_fingerprint,
             "test data": data.test_fingerprint,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.engine import Engine, Job
 from fedfactor.protocol.message import Message, decode, encode
@@ -65,11 +66,11 @@ def measure_global(engine: Engine, setup: Setup, round: int, models: Mapping[flo
     """
     task, central = setup.task, setup.task.data.central
     assert central is not None
-    batches = -(-len(central[1]) // task.evaluation_batch)
+    batches = -(-count(central) // task.evaluation_batch)
     if not getattr(engine, "shares_memory", False) or batches < 2:
         return {f"{level:g}": task.evaluate(model, central) for level, model in models.items()}
     rows = -(-batches // MOST_PARTS) * task.evaluation_batch
-    parts = [(level, first) for level in models for first in range(0, len(central[1]), rows)]
+    parts = [(level, first) for level in models for first in range(0, count(central), rows)]
 
     def jobs() -> Iterator[Job]:
         for number, (level, first) in enumerate(parts):

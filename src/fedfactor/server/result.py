@@ -53,6 +53,7 @@ class Result:
             "final_accuracy": scores.get("final"),
             "best_accuracy": scores.get("best"),
             "accuracy_of": measured,
+            "data_identified_by": self.federation.setup.task.data.identified_by,
             "seconds": sum(event.get("seconds", 0.0) for event in self.history),
             "weights_sha256": weights_sha256(self.server.tensors),
             "private_sha256": private_sha256(self.federation.store),

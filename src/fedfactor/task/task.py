@@ -6,16 +6,20 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fedfactor.data.clients import Examples, FederatedData, Kind
+from fedfactor.data.batches import Batch, arguments, like, targets_of
+from fedfactor.data.clients import Examples, FederatedData, Kind, count
+from fedfactor.data.records import Records
 from fedfactor.models.width import Width
 from fedfactor.profile import timed
+from fedfactor.support.checks import check_choice
+from fedfactor.task.objective import LOSSES, Loss, check_loss, divergence, logits_of, masked_logits
 
 Build = Callable[..., nn.Module]
 """Builds the task's model at a share of its full width."""
@@ -35,14 +39,18 @@ class Task:
 
     model: nn.Module | Callable[..., nn.Module]
     data: FederatedData
-    kind: Kind = "classification"
+    kind: Kind | None = None
+    """What the targets are; by default classes, or `custom` where an objective is given."""
     evaluation_batch: int = EVALUATION_BATCH
     """Examples per batch in evaluations."""
+    objective: Loss | None = None
+    """The loss, in place of that of the kind or of the model: a function of the model's outputs and the batch."""
     _takes_width: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in ("classification", "binary", "language"):
-            raise ValueError(f"kind must be classification, binary or language, got {self.kind!r}")
+        if self.kind is None:
+            object.__setattr__(self, "kind", "custom" if self.objective else "classification")
+        check_choice("kind", str(self.kind), get_args(Kind))
         self._check_data()
         takes = not isinstance(self.model, nn.Module) and "width" in inspect.signature(self.model).parameters
         object.__setattr__(self, "_takes_width", takes)
@@ -63,18 +71,20 @@ class Task:
     def _check_data(self) -> None:
         """Raise ValueError if targets do not fit the kind or training inputs are not finite; warn of test inputs."""
         for test, examples in ((False, self.data.train), (True, self.data.central)):
-            if examples is None:
+            if examples is None or isinstance(examples, Records):  # read when they are used
                 continue
             inputs, targets = examples
             if self.kind == "binary":
                 self._refuse((targets != 0) & (targets != 1), test, targets, "must be 0 or 1 in a binary task")
-            elif targets.dtype not in (torch.int64, torch.uint8):
+            elif self.kind == "regression":
+                self._refuse(~targets.isfinite(), test, targets, "must be finite")
+            elif self.kind != "custom" and targets.dtype not in (torch.int64, torch.uint8):
                 raise ValueError(
                     f"targets of a {self.kind} task must be labels of type torch.int64, got {targets.dtype} in the "
-                    f"{'test' if test else 'training'} data; targets.long() converts whole numbers; regression "
-                    "is not supported"
+                    f"{'test' if test else 'training'} data; targets.long() converts whole numbers; for real numbers, "
+                    'use kind="regression"'
                 )
-            else:
+            elif self.kind != "custom":
                 self._refuse(targets < 0, test, targets, "must not be negative")
             found = self.data.find(_not_finite(inputs), test=test) if inputs.is_floating_point() else None
             if found and test:
@@ -92,22 +102,24 @@ class Task:
             raise ValueError(f"targets {reason}, got {targets[row][bad[row]].flatten()[0]:g} in {place}")
 
     def check_outputs(self, model: nn.Module) -> None:
-        """Raise ValueError if the model cannot process the data, or if its outputs do not fit the targets."""
+        """Raise ValueError if the model cannot process the data, or if its outputs fit neither targets nor loss."""
         if self.data.described:
             return
-        inputs, targets = (part[:2] for part in self.data.train)
+        batch = like(self.data.batch(self.data.train, slice(2)), _home(model))
         try:
-            with torch.no_grad():
-                outputs = self._answers(model, inputs)
+            outputs = self._answers(model, batch)
         except Exception as error:
-            shape = " x ".join(map(str, inputs.shape[1:]))
-            raise ValueError(
-                f"the model cannot process the data, whose inputs are {shape or 'single numbers'}: {error}"
-            ) from error
-        if not isinstance(outputs, Tensor):
-            raise ValueError(f"the model must return a tensor of logits, got a {type(outputs).__name__}")
-        if self.kind == "binary":
-            fits, wanted = outputs.numel() == targets.numel(), "one logit per target"
+            raise ValueError(f"the model cannot process the data, {_shapes(batch)}: {error}") from error
+        if self.kind != "custom":
+            self._check_logits(logits_of(outputs), targets_of(batch))
+        if not isinstance(outputs, Tensor) or self.objective is not None or self.kind == "custom":
+            check_loss(self.loss(outputs, batch))
+
+    def _check_logits(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise ValueError if logits or numbers do not fit the targets."""
+        if self.kind in ("binary", "regression"):
+            unit = "logit" if self.kind == "binary" else "number"
+            fits, wanted = outputs.numel() == targets.numel(), f"one {unit} per target"
         else:
             fits = outputs.dim() > 1 and (len(outputs), *outputs.shape[2:]) == targets.shape
             wanted = "logits of shape N x classes for targets of shape N (targets.flatten() turns N x 1 into N)"
@@ -115,52 +127,52 @@ class Task:
             shapes = (" x ".join(["N", *map(str, one.shape[1:])]) for one in (outputs, targets))
             found = "the model returns {} for targets of shape {}".format(*shapes)
             raise ValueError(f"a {self.kind} task needs {wanted}; {found}")
-        if self.kind != "binary":
+        if self.kind in ("classification", "language"):
             for test, examples in ((False, self.data.train), (True, self.data.central)):
-                if examples is not None:
+                if examples is not None and not isinstance(examples, Records):
                     reason = f"must be less than {outputs.shape[1]}, the number of classes of the model"
                     self._refuse(examples[1] >= outputs.shape[1], test, examples[1], reason)
 
-    def _answers(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def _answers(self, model: nn.Module, batch: Batch) -> Any:
         """Return the outputs of a model as it is deployed."""
         was_training = model.training
-        first = next(iter(model.parameters()), torch.zeros(()))
-        outputs: Tensor = model.eval()(like(self.data.transform.test(inputs), first))
+        outputs = self.outputs(model.eval(), batch)
         model.train(was_training)
         return outputs
 
-    def check_masked(self, wanted: bool) -> None:
-        """Refuse a loss over some of the classes where there are none to choose from."""
-        if wanted and self.kind != "classification":
-            raise ValueError(f"a masked loss leaves out classes; a {self.kind} task has none to leave out")
+    def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
+        """Call the model on a batch: `model(x)` for `(x, y)` or x alone, `model(**batch)` for a mapping."""
+        args, named = arguments(batch)
+        return model(*args, **named)
 
-    def loss(self, outputs: Tensor, targets: Tensor, only: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a batch; with `only`, the logits of all other classes are set to 0."""
-        if only is not None:
-            outputs = masked_logits(outputs, only)
-        if self.kind == "binary":
-            return F.binary_cross_entropy_with_logits(outputs.flatten(), targets.flatten().to(outputs.dtype))
-        return F.cross_entropy(outputs, targets)
+    def loss(self, outputs: Any, batch: Batch, only: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a batch; with `only`, the logits of all other classes are set to 0.
 
-    def divergence(self, outputs: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return how far the answers to a batch are from a teacher's: T^2 KL(teacher / T, outputs / T), the mean.
-
-        T^2 makes up for the gradient, which falls with the square of the temperature (Hinton et al. 2015).
+        It is the task's objective if there is one, otherwise the `loss` of the outputs if they have one, otherwise
+        that of the task's kind.
         """
-        if self.kind == "binary":  # one logit stands for the two classes' difference
-            outputs, teacher = (
-                torch.stack([torch.zeros_like(t), t], 1) for t in (outputs.flatten(), teacher.flatten())
-            )
-        wanted, found = (F.log_softmax(logits / temperature, 1) for logits in (teacher.detach(), outputs))
-        each = (wanted.exp() * (wanted - found)).sum(1)
-        return temperature**2 * each.mean()
+        if only is not None:
+            outputs = masked_logits(logits_of(outputs), only)
+        if self.objective is not None:
+            return self.objective(outputs, batch)
+        own = None if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
+        if own is not None:
+            return own  # type: ignore[no-any-return]
+        if self.kind is None or self.kind == "custom":
+            raise ValueError("a custom task needs a loss: give one, or let the model return an object with `loss`")
+        return LOSSES[self.kind](logits_of(outputs), targets_of(batch))
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def divergence(self, outputs: Any, teacher: Any, temperature: float = 1.0) -> Tensor:
+        """Return how far the answers to a batch are from a teacher's: T^2 KL(teacher / T, outputs / T), the mean."""
+        return divergence(logits_of(outputs), logits_of(teacher), temperature, binary=self.kind == "binary")
+
+    def correct(self, outputs: Any, batch: Batch) -> Tensor:
         """Count the right answers of a batch; NaN is none."""
+        logits, targets = logits_of(outputs), targets_of(batch)
         if self.kind == "binary":
-            outputs, targets = outputs.flatten(), targets.flatten()
-            return (((outputs > 0) == (targets > 0)) & ~outputs.isnan()).sum()
-        return ((outputs.argmax(1) == targets) & ~outputs.isnan().any(1)).sum()
+            logits, targets = logits.flatten(), targets.flatten()
+            return (((logits > 0) == (targets > 0)) & ~logits.isnan()).sum()
+        return ((logits.argmax(1) == targets) & ~logits.isnan().any(1)).sum()
 
     def evaluate(self, model: nn.Module, examples: Examples) -> dict[str, float]:
         """Measure accuracy and loss (language: perplexity too) of a model as it is deployed.
@@ -174,22 +186,50 @@ class Task:
         """Return right answers, summed loss and targets of each batch of an evaluation."""
         found = []
         with torch.inference_mode():
-            for x, y in zip(*(torch.split(part, self.evaluation_batch) for part in examples), strict=True):
-                outputs = self._answers(model, x)
-                targets = y.to(outputs.device)
-                loss = float(self.loss(outputs, targets)) * y.numel()
-                found.append((int(self.correct(outputs, targets)), loss, y.numel()))
+            for batch, size in self.test_batches(examples, _home(model)):
+                outputs = self._answers(model, batch)
+                right = int(self.correct(outputs, batch)) if self.has_classes else 0
+                answers = targets_of(batch).numel() if self.has_classes else size
+                found.append((right, float(self.loss(outputs, batch)) * answers, answers))
         return found
+
+    def test_batches(self, examples: Examples, home: Tensor) -> Iterator[tuple[Batch, int]]:
+        """Yield the batches of an evaluation, moved to where `home` is, with their numbers of examples."""
+        number = count(examples)
+        for first in range(0, number, self.evaluation_batch):
+            last = min(first + self.evaluation_batch, number)
+            yield like(self.data.batch(examples, slice(first, last)), home), last - first
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether answers are right or wrong: logits of classes (for a binary task, one logit)."""
+        return self.kind in ("classification", "binary", "language")
 
     def scores(self, sums: Sequence[BatchSums]) -> dict[str, float]:
         """Return accuracy and loss (language: perplexity too), given the sums of all batches."""
-        right, loss, count = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0.0, 0)
-        if not count:
+        right, loss, number = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0.0, 0)
+        if not number:
             raise ValueError("there are no examples to measure on")
-        scores = {"accuracy": right / count, "loss": loss / count, "examples": float(count)}
+        scores = {"accuracy": right / number} if self.has_classes else {}
+        scores |= {"loss": loss / number, "examples": float(number)}
         if self.kind == "language":
-            scores["perplexity"] = math.exp(min(loss / count, 700.0))
+            scores["perplexity"] = math.exp(min(loss / number, 700.0))
         return {key: score for key, score in scores.items() if math.isfinite(score)}
+
+
+def _home(model: nn.Module) -> Tensor:
+    """Return a tensor of the type and on the device of a model."""
+    return next(iter(model.parameters()), torch.zeros(()))
+
+
+def _shapes(batch: Batch) -> str:
+    """Say what a batch is made of, for errors."""
+    if isinstance(batch, tuple | list) and isinstance(batch[0], Tensor):
+        return f"whose inputs are {' x '.join(map(str, batch[0].shape[1:])) or 'single numbers'}"
+    if isinstance(batch, Mapping):
+        parts = [f"{key} {list(value.shape)}" for key, value in batch.items() if isinstance(value, Tensor)]
+        return f"whose batches have the entries {', '.join(parts)}, which the model gets by name"
+    return f"whose batches are of type {type(batch).__name__}"
 
 
 def _not_finite(inputs: Tensor) -> Tensor:
@@ -205,15 +245,3 @@ def _not_finite(inputs: Tensor) -> Tensor:
 
 CHECKED = 1 << 18
 """Number of entries that are checked at once."""
-
-
-def like(inputs: Tensor, parameter: Tensor) -> Tensor:
-    """Move inputs to where a model is, and to its type unless they are token ids."""
-    return inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
-
-
-def masked_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Set the logits of classes that a client does not have to 0: they then push nothing down."""
-    mask = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    mask[labels.to(logits.device)] = True
-    return logits.masked_fill(~mask, 0.0)

@@ -262,7 +262,7 @@ def changes_nothing_without_training(method: Method) -> None:
 def learns_nothing_from_test_data(method: Method) -> None:
     """Other test data give other scores, and the same weights and private states."""
     honest = data()
-    assert honest.central is not None
+    assert isinstance(honest.central, tuple)
     inputs, targets = honest.central
     other = replace(honest, central=(torch.zeros_like(inputs), (targets + 1) % 10))
     one, two = (_run(method, data=which, evaluate_clients="all") for which in (honest, other))
@@ -291,7 +291,7 @@ def deploys_what_was_trained(method: Method) -> None:
     """Deployed models are made of ordinary layers, and compute what the client's network computes."""
     result = _run(method)
     central = data().central
-    assert central is not None
+    assert isinstance(central, tuple)
     x = central[0][:7]
     for client in range(CLIENTS):
         model = result.client_model(client).eval()

@@ -131,6 +131,10 @@ def test_a_damaged_roster_is_named(tmp_path: Path) -> None:
                 {"kind": "classification", "classes": 10, "seen_dtype": "uint8", "seen_shape": [1 << 40]}
             )
         },
+        {"facts": json.dumps({"kind": "custom", "classes": 0, "outline": {"dtype": "uint8", "shape": [1 << 40]}})},
+        {"facts": json.dumps({"kind": "custom", "classes": 0, "outline": {"entries": {"x": [{"dtype": "load"}]}}})},
+        {"facts": json.dumps({"kind": "custom", "classes": 0, "outline": {"entries": 1}})},
+        {"facts": '{"kind": "custom", "classes": 0, "outline": ' + "[" * 20 + "]" * 20 + "}"},
         {"capacity": float("nan")},
         {"capacity": 2.0},
         {"client": 1.5},

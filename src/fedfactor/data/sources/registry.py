@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfactor import registry
-from fedfactor.data.dataset import Dataset
+from fedfactor.data.dataset import Dataset, Datasets
 from fedfactor.data.transform import NORMS
 from fedfactor.support.checks import near
 
@@ -29,7 +29,7 @@ PICTURE_TYPES: dict[str, Any] = {
     "rotate": float,
 }
 
-Loader = Callable[..., Dataset]
+Loader = Callable[..., Dataset | Datasets]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Source(registry.Entry):
         """Whether the loader has a parameter `**options`."""
         return any(p.kind == p.VAR_KEYWORD for p in inspect.signature(self.loader).parameters.values())
 
-    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
+    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset | Datasets:
         """Call the loader; `name` is the full name, with what follows a prefix."""
         return self.loader(folder, *([self.rest(name)] if self.prefix else []), **options)
 
@@ -86,18 +86,24 @@ STARRED = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass(frozen=True)
 class Own(Source):
-    """A function of the user's own, which returns a `Dataset`.
+    """A function of the user's own, which returns a `Dataset`, `Datasets`, or one or several map-style datasets.
 
     Its parameters are the options. A parameter called `folder` gets the data folder.
     """
 
-    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset:
-        """Call the function. Raise ValueError if it does not return a `Dataset`."""
+    def read(self, name: str, folder: Path, options: dict[str, Any]) -> Dataset | Datasets:
+        """Call the function. Raise ValueError if it does not return data."""
         given = {"folder": folder} if "folder" in inspect.signature(self.loader).parameters else {}
         found = self.loader(**given, **options)
-        if not isinstance(found, Dataset):
-            raise ValueError(f"{name} should return a fedfactor.data.Dataset, got a {type(found).__name__}")
-        return found
+        if isinstance(found, Dataset | Datasets):
+            return found
+        try:
+            return Datasets(found, name=name)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} should return a fedfactor.data.Dataset or Datasets, a map-style dataset or a list of them, "
+                f"got a {type(found).__name__}: {error}"
+            ) from None
 
     @property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -128,7 +134,7 @@ def info(name: str) -> Source:
         raise registry.unknown("data", name, f", and {error}") from None
 
 
-def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset:
+def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Dataset | Datasets:
     """Read a data set from its files.
 
     Args:
@@ -141,7 +147,14 @@ def load(name: str, data_dir: Path | str | None = None, **options: Any) -> Datas
     picture = {key: options.pop(key) for key in PICTURE if key in options}
     picture = {key: value for key, value in picture.items() if value != PICTURE[key]}
     folder = data_folder(data_dir)
-    loaded = dataclasses.replace(found.read(name, folder, options), **picture)
+    read = found.read(name, folder, options)
+    if isinstance(read, Datasets):
+        if picture:
+            raise ValueError(
+                f"{name} returns datasets, which transform their examples themselves: remove {min(picture)}"
+            )
+        return read
+    loaded = dataclasses.replace(read, **picture)
     if not len(loaded.train[1]):
         raise ValueError(f"{name} has no training examples: its files in {folder} are empty, or have another layout")
     return loaded

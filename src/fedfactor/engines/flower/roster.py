@@ -76,12 +76,26 @@ def _facts(text: object) -> dict[str, Any]:
 def _possible(facts: Any) -> bool:
     if not isinstance(facts, dict):
         return False
-    shape, classes = facts.get("seen_shape"), facts.get("classes")
+    tensor, classes = {"dtype": facts.get("seen_dtype"), "shape": facts.get("seen_shape")}, facts.get("classes")
     return (
         facts.get("kind") in get_args(Kind)
-        and facts.get("seen_dtype") in DTYPES
         and type(classes) is int
-        and 0 < classes <= MOST_NUMBERS
+        and 0 <= classes <= MOST_NUMBERS
+        and _possible_outline(facts.get("outline", tensor), MOST_AXES)
+    )
+
+
+def _possible_outline(found: Any, depth: int) -> bool:
+    """Return whether this can be the outline of a batch: see `fedfactor.data.batches.outline`."""
+    if isinstance(found, dict) and isinstance(found.get("entries"), dict):
+        found = list(found["entries"].values())
+    if isinstance(found, list):
+        return depth > 0 and all(_possible_outline(part, depth - 1) for part in found)
+    if not isinstance(found, dict):
+        return found is None
+    shape = found.get("shape")
+    return (
+        found.get("dtype") in DTYPES
         and isinstance(shape, list)
         and len(shape) <= MOST_AXES
         and all(type(size) is int and size > 0 for size in shape)
@@ -89,7 +103,7 @@ def _possible(facts: Any) -> bool:
     )
 
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "uint8", "int64", "int32")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "uint8", "int64", "int32", "bool")
 MOST_NUMBERS = 1 << 28
 MOST_AXES = 8
 

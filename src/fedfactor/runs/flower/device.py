@@ -17,7 +17,7 @@ from fedfactor.data.sources import checked_source
 from fedfactor.protocol.settings import check_device_here
 from fedfactor.protocol.setup import Setup
 from fedfactor.runs.recipe import Recipe, parse, resolve
-from fedfactor.runs.tasks import Facts, facts_of, setup_of, task_of, task_with
+from fedfactor.runs.tasks import Facts, facts_of, kind_of, setup_of, task_of, task_with
 from fedfactor.support.checks import near
 from fedfactor.task import Task
 
@@ -110,7 +110,7 @@ def own_task(recipe: Recipe, data: str, data_options: str, data_dir: str) -> tup
 
     tests = everybody(whole.test_of[0]) if whole.test_of is not None else None
     split = FederatedData(whole.train, everybody(whole.train_of[0]), whole.central, tests, whole.transform)
-    facts = facts_of(split, dataset.kind, dataset.class_names)
+    facts = facts_of(split, kind_of(recipe, dataset.kind), dataset.class_names)
     return task_with(recipe, split, facts), facts
 
 

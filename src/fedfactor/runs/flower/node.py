@@ -22,6 +22,7 @@ from fedfactor import cost
 from fedfactor.client.descent import state_tensors
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.client.work import batches, filled_network, work
+from fedfactor.data.clients import count
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
 from fedfactor.protocol import message as protocol
 from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
@@ -35,7 +36,7 @@ from fedfactor.server.dispatch import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
 from fedfactor.support.files import write_atomically
-from fedfactor.task import like
+from fedfactor.task import arguments, like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +160,15 @@ def training_seconds(setup: Setup, client: int, capacity: float) -> float:
     examples, training = setup.task.data.of(client), setup.training
     network, rng = setup.network(capacity).train(), torch_rng(training.seed, "measure")
     taken = []
-    for x, y in _some(batches(setup, examples, STEPS + 1, rng), STEPS + 1):
+    for batch in _some(batches(setup, examples, STEPS + 1, rng), STEPS + 1):
         start = time.perf_counter()
         with training.autocast():
-            loss = setup.task.loss(network(x), y)
+            loss = setup.task.loss(setup.task.outputs(network, batch), batch)
         loss.backward()  # type: ignore[no-untyped-call]
         float(loss.detach())  # wait for the device
         taken.append(time.perf_counter() - start)
     network.zero_grad()
-    return training.batches(len(examples[1]), training.length) * sum(taken[1:]) / max(1, len(taken) - 1)
+    return training.batches(count(examples), training.length) * sum(taken[1:]) / max(1, len(taken) - 1)
 
 
 def _some(items: Any, count: int) -> Any:
@@ -179,14 +180,13 @@ def needed_bytes(setup: Setup, client: int, capacity: float) -> int:
 
     The weights count twice: the download is there too.
     """
-    inputs = setup.task.data.of(client)[0][: setup.training.batch_size]
-    network = setup.network(capacity).train()
+    data, network = setup.task.data, setup.network(capacity).train()
     first = next(iter(network.parameters()))
-    example = setup.task.data.transform.test(inputs)
+    args, named = arguments(like(data.batch(data.of(client), slice(setup.training.batch_size)), first))
     copies = 3 + max(1, state_tensors(setup.training))
     weights = copies * sum(p.numel() for p in network.parameters()) * first.element_size()
     try:
-        return weights + cost.measure(network, like(example, first)).activation_bytes
+        return weights + cost.measure(network, named or args).activation_bytes
     except cost.Uncountable as error:
         warnings.warn(f"{error}. The memory of activations is not known and left out", stacklevel=2)
         return weights

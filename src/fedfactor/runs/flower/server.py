@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedfactor.data.clients import FederatedData
 from fedfactor.engines.flower.adapter import Context, Grid
 from fedfactor.engines.flower.engine import FlowerEngine
 from fedfactor.engines.flower.roster import AGREED, Claim, Roster
@@ -21,7 +18,7 @@ from fedfactor.runs.directory import ENROLLED, reported
 from fedfactor.runs.execute import run
 from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.tasks import Facts, task_of, task_with
+from fedfactor.runs.tasks import Facts, data_without, task_of, task_with
 from fedfactor.server.dispatch import NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
@@ -145,8 +142,7 @@ def _common_facts(claims: Mapping[int, Claim]) -> Facts:
 def _described(recipe: Recipe, roster: Roster) -> tuple[Task, Facts]:
     """Build the task from the nodes' description of their data."""
     facts: dict[str, Any] = {**roster.start["facts"], "clients": roster.population}
-    example = torch.zeros(facts["seen_shape"], dtype=getattr(torch, facts["seen_dtype"]))
-    return task_with(recipe, FederatedData.without_examples(roster.population, example), facts), facts
+    return task_with(recipe, data_without(facts), facts), facts
 
 
 def _tell(event: dict[str, Any]) -> None:

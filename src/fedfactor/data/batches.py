@@ -1,0 +1,69 @@
+"""Batches of any structure: what a model gets, the targets, and moving all tensors to where a model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = Any
+"""`(inputs, targets)`, or whatever `collate` returns: tensors in nested tuples, lists and mappings."""
+
+LABELS = ("labels", "label", "targets", "target")
+"""Keys under which a mapping may have its targets."""
+
+
+def arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a model: x of `(x, y)` or the batch itself, and all entries of a mapping by name."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
+
+
+def targets_of(batch: Batch) -> Tensor:
+    """Return the targets of a batch. Raise ValueError if it has none."""
+    if isinstance(batch, Mapping):
+        found = next((batch[key] for key in LABELS if key in batch), None)
+        where = f"under one of the keys {', '.join(LABELS)}; its keys are {', '.join(map(str, batch))}"
+    else:
+        found = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+        where = "as the second part of a tuple (inputs, targets)"
+    if not isinstance(found, Tensor):
+        raise ValueError(f"a batch must have a tensor of targets {where}")
+    return found
+
+
+def like(batch: Batch, parameter: Tensor) -> Any:
+    """Move all tensors of a batch to where a model is, and floating-point ones to its type."""
+    if isinstance(batch, Tensor):
+        return batch.to(parameter.device, parameter.dtype if batch.is_floating_point() else None)
+    if hasattr(batch, "to"):  # such as a packed sequence or a batch of graphs
+        return batch.to(parameter.device)
+    if isinstance(batch, Mapping):
+        return {key: like(value, parameter) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [like(part, parameter) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def outline(batch: Batch) -> Any:
+    """Return the structure of a batch as JSON: types and shapes in place of tensors, `None` for other objects."""
+    if isinstance(batch, Tensor):
+        return {"dtype": str(batch.dtype).removeprefix("torch."), "shape": list(batch.shape)}
+    if isinstance(batch, Mapping):
+        return {"entries": {str(key): outline(value) for key, value in batch.items()}}
+    return [outline(part) for part in batch] if type(batch) in (tuple, list) else None
+
+
+def zeros(found: Any, size: int) -> Batch:
+    """Return a batch of `size` examples with the structure of `found`, the outline of a batch of one."""
+    if isinstance(found, list):
+        return [zeros(part, size) for part in found]
+    if found is None:
+        return None
+    if "entries" in found:
+        return {key: zeros(value, size) for key, value in found["entries"].items()}
+    return torch.zeros((size, *found["shape"][1:]), dtype=getattr(torch, found["dtype"]))

@@ -1,0 +1,151 @@
+"""The objective: built-in kinds, losses of the user's own and of the model, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import fedfactor
+from fedfactor.data.clients import FederatedData
+from fedfactor.data.records import Records
+from fedfactor.methods import FLANC, FedHM, FedRoD, FjORD, HeteroFL, PFedSD
+from fedfactor.protocol.method import Method
+from fedfactor.protocol.settings import Training
+from fedfactor.protocol.setup import Setup
+from fedfactor.registry import create
+from fedfactor.task import Task, logits_of
+from tests.helpers.sequences import Bag, Output, datasets, doubled, padded
+from tests.helpers.tiny import Tiny, odd, run
+
+X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+Y = X @ torch.tensor([1.0, -2.0, 0.5, 0.0])
+
+
+def regression() -> FederatedData:
+    return FederatedData((X, Y), list(torch.arange(40).split(10)))
+
+
+def test_a_regression_learns_by_mean_squared_error() -> None:
+    task = Task(nn.Linear(4, 1), regression(), "regression")
+    outputs = X[:5, :1]
+    assert task.loss(outputs, (X[:5], Y[:5])) == F.mse_loss(outputs[:, 0], Y[:5])
+    result = fedfactor.simulate(nn.Linear(4, 1), (X, Y), kind="regression", clients=4, rounds=20, epochs=3)
+    assert result.history[-1]["loss"] < 0.01
+    assert result.federation.setup.task.evaluate(result.model, (X, Y))["loss"] < 0.01
+
+
+def test_an_evaluation_weights_batches_by_their_examples() -> None:
+    task = Task(nn.Identity(), regression(), evaluation_batch=3, objective=lambda outputs, batch: outputs.mean())
+    x = torch.arange(7.0)[:, None]
+    assert task.kind == "custom"
+    assert task.evaluate(nn.Identity(), (x, x)) == {"loss": pytest.approx(3.0), "examples": 7}
+
+
+def test_an_own_loss_gets_the_outputs_and_the_whole_batch() -> None:
+    seen = []
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        seen.append((outputs.shape, batch[0].shape, batch[1].dtype))
+        return (outputs[:, 0] - batch[1]).abs().mean()
+
+    result = fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss=loss, clients=4, rounds=30, lr=0.05, batch_size=5)
+    assert set(seen[1:]) == {((5, 1), (5, 4), torch.float32)}
+    assert result.history[-1]["loss"] < result.history[1]["loss"] / 4
+
+
+def test_an_own_loss_of_a_classification_keeps_its_accuracy() -> None:
+    plain = run("fedavg", rounds=1)
+    smooth = run(
+        "fedavg", rounds=1, kind="classification",
+        loss=lambda outputs, batch: F.cross_entropy(outputs, batch[1], label_smoothing=0.3),
+    )  # fmt: skip
+    assert smooth.history[-1]["global"]["1"]["accuracy"] >= 0
+    assert smooth.summary["weights_sha256"] != plain.summary["weights_sha256"]
+
+
+def test_the_loss_of_the_outputs_counts_unless_another_is_given() -> None:
+    data = FederatedData(Records(datasets(1), padded), [torch.arange(20)])
+    batch, model = data.batch(data.train, slice(6)), Bag()
+    outputs = Task(model, data).outputs(model, batch)
+    usual = F.cross_entropy(outputs.logits, batch["labels"])
+    assert Task(model, data).loss(outputs, batch) == outputs.loss == usual
+    assert Task(model, data, objective=doubled).loss(outputs, batch) == 2 * usual
+    assert Task(model, data, "custom").loss(outputs, batch) == usual
+    masked = Task(model, data).loss(outputs, batch, only=torch.tensor([0]))
+    assert masked == F.cross_entropy(outputs.logits * torch.tensor([1.0, 0.0]), batch["labels"])
+    outputs.loss = None
+    assert Task(model, data).loss(outputs, batch) == usual, "the loss of the kind"
+    with pytest.raises(ValueError, match="a custom task needs a loss"):
+        Task(model, data, "custom").loss(outputs, batch)
+
+
+def test_classes_of_sequences_are_along_the_last_axis_of_logits() -> None:
+    sequence, image = torch.randn(2, 5, 3), torch.randn(2, 3, 8, 8)
+    assert logits_of(Output(None, sequence)).shape == (2, 3, 5)
+    assert logits_of(Output(None, image)) is image and logits_of(sequence) is sequence
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda outputs, batch: (outputs[:, 0] - batch[1]) ** 2, r"a scalar tensor, .* got a tensor of shape \[2\]"),
+        (lambda outputs, batch: 0.5, "a scalar tensor, .* got a float"),
+        (lambda outputs, batch: outputs.mean().detach(), "the loss has no gradient"),
+        (lambda outputs, batch: outputs.mean() * float("nan"), "the loss of the first examples is NaN"),
+    ],
+)
+def test_a_loss_that_cannot_be_minimised_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss=loss)
+
+
+def test_a_regression_needs_one_number_per_target() -> None:
+    with pytest.raises(ValueError, match="a regression task needs one number per target; the model returns N x 2 for"):
+        fedfactor.simulate(nn.Linear(4, 2), (X, Y), kind="regression")
+    with pytest.raises(ValueError, match="targets must be finite, got nan in row 3"):
+        fedfactor.simulate(nn.Linear(4, 1), (X, torch.where(torch.arange(40) == 3, torch.nan, Y)), kind="regression")
+    with pytest.raises(ValueError, match='for real numbers, use kind="regression"'):
+        fedfactor.simulate(nn.Linear(4, 1), (X, Y))
+
+
+def test_a_model_that_cannot_take_the_batch_is_named_with_its_entries() -> None:
+    def renamed(examples: list[Any]) -> Any:
+        return {"tokens": padded(examples)["ids"], "labels": padded(examples)["labels"]}
+
+    words = r"whose batches have the entries tokens \[2, \d\], labels \[2\], which the model gets by name: .*'tokens'"
+    with pytest.raises(ValueError, match=f"the model cannot process the data, {words}"):
+        fedfactor.simulate(Bag, datasets(), collate=renamed)
+    with pytest.raises(ValueError, match="a batch must have a tensor of targets as the second part"):
+        fedfactor.simulate(nn.Linear(4, 2), [TensorDataset(X)])
+
+
+NEEDS = [
+    (HeteroFL(label_rows=True), "heterofl's label_rows needs one class per example"),
+    (HeteroFL(masked_loss=True), "heterofl's masked loss needs one class per example"),
+    (FLANC(masked_loss=True), "flanc's masked loss needs one class per example"),
+    (FedHM(masked_loss=True), "fedhm's masked loss needs one class per example"),
+    (FedHM(distill=0.5), "fedhm's self-distillation needs logits of classes"),
+    (FjORD(masked_loss=True), "fjord's masked loss needs one class per example"),
+    (FjORD(distill=True), "fjord's distillation needs logits of classes"),
+    (FedRoD(), "fedrod's balanced loss needs one class per example"),
+    (PFedSD(), "pfedsd's distillation needs logits of classes"),
+]
+
+
+@pytest.mark.parametrize(("method", "reason"), NEEDS, ids=lambda one: str(one)[:24])
+def test_what_needs_classes_or_logits_is_refused_for_a_task_without(method: Method, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"{reason}, which a regression task does not have"):
+        fedfactor.simulate(Tiny, (X, Y), kind="regression", method=method)
+    setup = Setup(
+        Task(Tiny, odd(), "binary"), method, create("optimizers", "fedavg"), create("codecs", "float32"), Training()
+    )
+    if "logits" in reason:  # one logit stands for two classes
+        setup.bind([1.0])
+    else:
+        with pytest.raises(ValueError, match=f"{reason}, which a binary task does not have"):
+            setup.bind([1.0])
