@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedfactor.cli.screen import Progress, Watched, accuracy, bars, clock, in_bytes, traffic
+from fedfactor.cli.screen import Progress, Watched, bars, clock, in_bytes, traffic
 from tests.helpers.events import round_event
 
 
@@ -114,5 +114,3 @@ def test_small_words() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
     assert bars([0.0, 0.5, 1.0]) == "▁▅█" and bars([2.0, 2.0]) == "▁▁"
     assert traffic({}, 2000) == "nothing sent; dense FedAvg 2.0 kB"
-    assert accuracy({"all": {"accuracy": 0.25}, "global": {"1": {"accuracy": 0.5}}}) == 0.25
-    assert accuracy({"loss": 1.0}) is None

@@ -128,7 +128,7 @@ REPORTS: dict[str, tuple[dict[str, object], str]] = {
         {"before": {"accuracy": 0.5, "loss": 1.0}, "after": {"accuracy": 0.1}},
         "training diverged: the test loss was finite before the training and is not after it",
     ),
-    "scores": ({"before": {}}, "scores must be finite numbers and include an accuracy"),
+    "scores": ({"before": {}}, "scores must be finite numbers and include the accuracy"),
     "words": ({"after": {"accuracy": "x", "loss": 1.0}}, "scores must be finite numbers"),
     "accuracy": ({"after": {"accuracy": 1e9, "loss": 1.0}}, "an accuracy must lie in [0, 1], got 1000000000.0"),
     "figures nobody asked for": ({"figures": {"x": 1.0}}, "the reply must report finite numbers named no figures"),
@@ -144,8 +144,11 @@ def test_wrong_fields_are_refused_by_name(lie: str) -> None:
 
 def test_a_reply_of_another_kind_is_refused() -> None:
     with pytest.raises(BadMessage, match=r"got a reply of kind evaluated for .*, expected one of kind trained"):
-        check_report("trained", Message("evaluated", FIELDS), WHO, 0)
-    assert check_report("evaluated", Message("evaluated", {**FIELDS, "scores": SCORES}), WHO, 0)["scores"] == SCORES
+        check_report(setup().task, "trained", Message("evaluated", FIELDS), WHO, 0)
+    assert (
+        check_report(setup().task, "evaluated", Message("evaluated", {**FIELDS, "scores": SCORES}), WHO, 0)["scores"]
+        == SCORES
+    )
 
 
 JSON = st.recursive(
@@ -163,7 +166,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*FIELDS, "before", "scores"]), JSON), st.sampled_from(["trained", "evaluated"]))
 def test_any_fields_give_a_report_or_a_typed_error(changes: dict[str, Any], kind: str) -> None:
     try:
-        found = check_report(kind, Message(kind, {**FIELDS, **changes}), WHO, 0)
+        found = check_report(setup().task, kind, Message(kind, {**FIELDS, **changes}), WHO, 0)
     except BadMessage:
         return
     assert (found["client"], found["round"], found["capacity"]) == (2, 0, 1.0)

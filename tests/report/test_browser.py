@@ -72,7 +72,7 @@ def test_all_figures_are_drawn_without_a_complaint(browser: Chromium, page: Path
     assert [url for url in browser.requested() if not url.startswith(("file:", "data:", "blob:"))] == []
     shots = os.environ.get("FEDFACTOR_SHOTS")
     if shots:
-        for place in ("overview", "accuracy", "cost", "clients", "data", "ranks", "bases", "recipes"):
+        for place in ("overview", "scores", "cost", "clients", "data", "ranks", "bases", "recipes"):
             browser.run(f"document.querySelector('#{place}').scrollIntoView({{behavior: 'instant'}})")
             browser.run("new Promise((next) => setTimeout(next, 300))")
             browser.screenshot(Path(shots) / f"{size}-{'dark' if dark else 'light'}-{place}.png")
@@ -184,7 +184,7 @@ def test_twenty_runs_of_500_rounds_open_in_two_seconds(browser: Chromium, tmp_pa
     for _ in range(5):
         before = browser.cpu_seconds()
         browser.open(tmp_path / "report.html")
-        browser.run("document.querySelector('#accuracy').scrollIntoView({behavior: 'instant'})")
+        browser.run("document.querySelector('#scores').scrollIntoView({behavior: 'instant'})")
         walls.append(browser.run(IN_VIEW) / 1000)
         works.append(browser.cpu_seconds() - before)
     size = (tmp_path / "report.html").stat().st_size / 1e6

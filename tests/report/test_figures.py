@@ -38,7 +38,7 @@ def texts(path: Path) -> list[str]:
 
 
 def test_lines_have_a_legend_axes_and_legible_text(found: list[Section], tmp_path: Path) -> None:
-    written = write_figures(only(found, "accuracy"), tmp_path, "svg")
+    written = write_figures(only(found, "scores"), tmp_path, "svg")
     assert {path.name for path in written} == {path.name for path in tmp_path.iterdir()}
     assert {"accuracy-by-round-all.svg", "accuracy-by-bytes-global.svg"} <= {path.name for path in written}
     path = tmp_path / "accuracy-by-round-all.svg"

@@ -22,13 +22,14 @@ from fedfactor.report import read_groups, report
 from fedfactor.report.elements import Element, Figure, Section, Table
 from fedfactor.report.groups import Group, Mean
 from fedfactor.report.insides import kept_ranks
-from fedfactor.report.plots import ACCURACY, COLOURS, Curve, bars, colour, dash, traces
+from fedfactor.report.plots import COLOURS, Curve, bars, colour, dash, scale_of, traces
 from fedfactor.report.read import read_run
 from fedfactor.report.sections import plotly_script, sections
 from fedfactor.report.values import UNITS, amount, span, thin, unit_for
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
+from fedfactor.task import ACCURACY
 from tests.helpers.command import fedfactor
 from tests.helpers.made_runs import comparison, make_run
 
@@ -61,7 +62,7 @@ def rows(table: Table) -> list[dict[str, str]]:
 def test_a_comparison_has_every_part(tmp_path: Path) -> None:
     found = of([comparison(tmp_path / "runs", seeds=2)])
     assert [section.name for section in found] == [
-        "overview", "accuracy", "cost", "capacity", "clients", "data", "ranks", "bases", "picks", "noted", "failures",
+        "overview", "scores", "cost", "capacity", "clients", "data", "ranks", "bases", "picks", "noted", "failures",
         "protocol", "recipes",
     ]  # fmt: skip
     names = set(figures(found))
@@ -112,7 +113,7 @@ def test_operations_that_were_not_counted_stay_empty(tmp_path: Path) -> None:
 
 def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", rounds=8, sections={"evaluate": {"target": 0.6}})
-    scores = dict(read_run(folder, "a").accuracy["all"])
+    scores = dict(read_run(folder, "a").scores["all"])
     first = min(t for t, score in scores.items() if score >= 0.6)
     found = tables(of([folder], joules_per_byte=1e-6))
     (row,) = rows(found["Cost of reaching 60.00 %"])
@@ -129,7 +130,7 @@ def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
 def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
     for name, top in {"fedavg": 0.8, "fedpara": 0.6}.items():
         make_run(tmp_path / name, name, top=top)
-    best = max(score for _, score in read_run(tmp_path / "fedpara", "").accuracy["all"])
+    best = max(score for _, score in read_run(tmp_path / "fedpara", "").scores["all"])
     table = tables(of([tmp_path]))[f"Cost of reaching {100 * best:.2f} %"]
     assert [row["reached by"] for row in rows(table)] == ["1 of 1", "1 of 1"]
 
@@ -152,7 +153,7 @@ def load_gain(mine: Path, theirs: Path) -> str:
 
 def test_bands_are_means_with_their_interval() -> None:
     def drawn(*points: tuple[float, Mean]) -> Any:
-        return traces(Curve.of(Group(0, "g"), points), ACCURACY)
+        return traces(Curve.of(Group(0, "g"), points), scale_of(ACCURACY))
 
     band, line = drawn((1, Mean(0.5, 0.1, 2)), (2, Mean(0.6, 0.2, 2)))
     assert band.x == (1, 2, 2, 1) and band.y == pytest.approx([60, 80, 40, 40]) and line.y == (50, 60)

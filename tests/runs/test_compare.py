@@ -221,10 +221,10 @@ def test_lines_by_hand() -> None:
     outcomes = [outcome("fedavg", 1, 0.8, 4_000_000), outcome("fedavg", 2, 0.9, 4_000_000)]
     outcomes += [outcome("fedpara", 1, 0.7, 1_000_000), outcome("fedpara", 2, 0.7, 1_000_000)]
     first, second = lines(outcomes)
-    assert first.accuracy and second.accuracy
+    assert first.score and second.score
     # Of two values: t of one degree of freedom times half their distance.
-    assert (first.accuracy.value, first.accuracy.half) == (pytest.approx(0.85), pytest.approx(12.7062047 * 0.05))
-    assert (second.accuracy.value, second.accuracy.half) == (pytest.approx(0.7), pytest.approx(0))
+    assert (first.score.value, first.score.half) == (pytest.approx(0.85), pytest.approx(12.7062047 * 0.05))
+    assert (second.score.value, second.score.half) == (pytest.approx(0.7), pytest.approx(0))
     assert (first.ratio, second.ratio, second.bytes) == (1.0, 4.0, 2_000_000)
     rows = list(csv.DictReader(io.StringIO(csv_text([first, second]))))
     assert float(rows[0]["accuracy_mean"]) == pytest.approx(0.85) and rows[1]["bytes_ratio"] == "4.0"
@@ -254,7 +254,7 @@ def test_methods_are_compared_by_what_all_of_them_have() -> None:
     found = lines([outcome("fedavg", 1, 0.8, 4, ("global",)), outcome("fedper", 1, 0.9, 2, own)])
     assert [line.measured for line in found] == ["central", "cohort's own, just trained"]
     assert " & cohort's own, just trained & " in latex(found)
-    assert found[0].accuracy and found[0].accuracy.half is None  # one seed says nothing of others
+    assert found[0].score and found[0].score.half is None  # one seed says nothing of others
 
 
 def test_capacities_have_their_own_accuracy() -> None:

@@ -119,7 +119,7 @@ def test_each_method_gets_its_choice_for_all_seeds(tmp_path: Path) -> None:
     for one in found:
         settings, tables, tuning = chosen(one), one.cell.recipe.tables, one.tuning
         assert tuning and tuning.measured == "selected_after"  # FedPer has no global model
-        scores = {str(candidate): candidate.accuracy or 0 for candidate in tuning.candidates}
+        scores = {str(candidate): candidate.score or 0 for candidate in tuning.candidates}
         assert scores[str(tuning.chosen)] == max(scores.values()) and len(set(scores.values())) > 1
         assert {key: tables["train"][key.removeprefix("train.")] for key in settings} == settings
         assert tables["train"]["rounds"] == 2 and tables["run"]["keep_rounds"] == [2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from fedfactor.engines import Pool
 from tests.helpers.tiny import data, run, skewed
 
 
@@ -57,3 +60,27 @@ def test_clients_take_norm_statistics_from_their_own_data() -> None:
     assert result.history[-1]["macs"] == 2 * averaged.history[-1]["macs"]  # one epoch, and one pass for the statistics
     with pytest.raises(ValueError, match=r"own_norms: the network has no batch norms with running statistics"):
         run("heterofl", own_norms=True)
+
+
+def test_metrics_are_the_same_in_worker_processes() -> None:
+    """Workers measure parts of the central test set; a metric that is no sum needs it whole."""
+
+    class Largest:  # local, so that workers need not import this module
+        higher_is_better = True
+
+        def reset(self) -> None:
+            self.found = [0.0]
+
+        def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
+            self.found.append(float(preds.max()))
+
+        def compute(self) -> float:
+            return max(self.found) * len(self.found)
+
+    sums: dict[str, Any] = {"margin": lambda outputs, batch: outputs.max(1).values - outputs.mean(1)}
+    with Pool(2) as engine:
+        for metrics, best in ((sums, "margin"), ({**sums, "largest": Largest()}, "largest")):
+            options = {"metrics": metrics, "best": best, "higher_is_better": True, "evaluate_batch_size": 50}
+            inline, pooled = run(**options), run(**options, engine=engine)
+            for key in ("global", "selected_before", "selected_after"):
+                assert pooled.history[-1][key] == inline.history[-1][key] and best in str(inline.history[-1][key])

@@ -1,8 +1,8 @@
 """`fedfactor plan`: which methods fit which devices, at what rank or width, and what they cost there.
 
 There are no formulas per method. The method's own hooks build the network that a client would train, without values.
-Its operations and its training memory are counted, and bytes are the length of encoded messages. Accuracy is not
-predicted: use `fedfactor compare` to measure it.
+Its operations and its training memory are counted, and bytes are the length of encoded messages. Metrics are not
+predicted: use `fedfactor compare` to measure them.
 """
 
 from fedfactor.advise.describe import as_dict, render, sentence, to_recipe

@@ -98,7 +98,7 @@ def render(found: Advice, rounds: int | None = None) -> RenderableType:
         notes.append("Seconds count transfers only; give a device's speed (5 GMAC/s) to add computation. ")
     if request.joules_per_mb is None and request.joules_per_gmac is None:
         notes.append("To see energy, give --joules-per-mb and --joules-per-gmac. ")
-    notes.append("Accuracy is not predicted: use fedfactor compare to measure it.")
+    notes.append("Metrics are not predicted: use fedfactor compare to measure them.")
     parts += [Text(), Text("".join(notes), style="dim"), Text(), Text(sentence(found), style="bold")]
     return Group(*parts)
 

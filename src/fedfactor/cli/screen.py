@@ -20,6 +20,8 @@ from rich.text import Text
 
 from fedfactor.profile import Recorder
 from fedfactor.server.events import start_line
+from fedfactor.server.result import RANKING
+from fedfactor.task import ACCURACY, LOSS, Decider
 
 Event = dict[str, Any]
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -79,7 +81,7 @@ class Progress:
                 self._say(self._notice)
                 self._notice = ""
             if event["event"] == "round":
-                words = f"{name}: round {event['round']}/{rounds}, {line(event, run.dense)}"
+                words = f"{name}: round {event['round']}/{rounds}, {line(event, run.dense, run.decider)}"
                 left = f", {clock(run.left)} left" if run.left else ""
                 self._say(words + left)
 
@@ -114,8 +116,10 @@ class Watched:
     """Bytes that dense FedAvg would have sent in the same rounds; 0 if unknown."""
     last: Event = field(default_factory=dict)
     """Event of the last round."""
+    decider: Decider = ACCURACY
+    """The metric that is shown."""
     measured: list[tuple[int, float]] = field(default_factory=list)
-    """Measured rounds with their accuracies."""
+    """Measured rounds with their scores."""
     answered: int = 0
     failed: int = 0
     of: int = 0
@@ -126,7 +130,7 @@ class Watched:
     def hear(self, event: Event) -> None:
         """Update from an event."""
         if event["event"] == "start":
-            self._apiece = event.get("dense_bytes", 0)
+            self._apiece, self.decider = event.get("dense_bytes", 0), Decider.read(event)
         elif event["event"] == "resumed":
             for past in event["past"]:
                 self.hear(past)
@@ -146,9 +150,9 @@ class Watched:
         self.dense += self._apiece * len(event["cohort"])
         self._seconds = [*self._seconds, event["seconds"]][-RECENT:]
         self._since = time.monotonic()
-        score = accuracy(event)
-        if score is not None:
-            self.measured.append((event["round"], score))
+        key = next((key for key in RANKING if key in event), None)
+        if key is not None:
+            self.measured.append((event["round"], self.decider.of(event[key])))
 
     @property
     def done(self) -> bool:
@@ -173,26 +177,27 @@ class Watched:
         left = "" if self.left is None else f"{clock(self.left)} left"
         bar.add_row(f"{self.round}/{self.rounds}", ProgressBar(self.rounds, self.round, width=30), left)
         rows.add_row("round", bar)
-        rows.add_row("accuracy", self._accuracy())
+        rows.add_row(self.decider.name, self._score())
         rows.add_row("traffic", traffic(self.last["totals"], self.dense) if self.last else "nothing yet")
         rows.add_row("clients", self._clients())
         return Panel(rows, title=escape(self.name), title_align="left")
 
     def closing(self) -> Text:
         """Say in a line how the run ended."""
-        score = f"accuracy {self.measured[-1][1]:.3f}, " if self.measured else ""
+        score = f"{self.decider.name} {self.decider.number(self.measured[-1][1])}, " if self.measured else ""
         return Text(f"{self.name}: {self.rounds} rounds, {score}{traffic(self.last.get('totals', {}), self.dense)}")
 
-    def _accuracy(self) -> Text:
+    def _score(self) -> Text:
         if not self.measured:
             return Text("not measured yet")
-        (round, now), best = self.measured[-1], max(self.measured, key=lambda point: point[1])
-        words = Text(f"{now:.3f}")
+        (round, now), best = self.measured[-1], max(self.measured, key=lambda point: self.decider.goodness(point[1]))
+        words = Text(self.decider.number(now))
         if len(self.measured) > 1:
             change = now - self.measured[-2][1]
-            style, arrow = ("green", "▲") if change > 0 else ("red", "▼") if change < 0 else ("dim", "=")
-            words.append(f" {arrow} {change:+.3f}", style)
-        words.append(f" in round {round}, best {best[1]:.3f} in round {best[0]}  ")
+            style = {True: "green", False: "red"}[self.decider.goodness(change) > 0] if change else "dim"
+            arrow = "▲" if change > 0 else "▼" if change < 0 else "="
+            words.append(f" {arrow} {change:+.3f}" if self.decider.is_share else f" {arrow} {change:+.3g}", style)
+        words.append(f" in round {round}, best {self.decider.number(best[1])} in round {best[0]}  ")
         return words.append(bars([score for _, score in self.measured[-TREND:]]), "cyan")
 
     def _clients(self) -> Text:
@@ -206,15 +211,6 @@ class Watched:
         words = Text(f"round {self.round}: {asked - failed} of {asked} done, ")
         words.append(f"{failed} failed", "red" if failed else "")
         return words.append(f", {self.last['totals']['failures']} in all so far")
-
-
-def accuracy(event: Event) -> float | None:
-    """Return the accuracy to show for a round: of all clients, else of the full model, else of the trained clients."""
-    for key in ("all", "global", "selected_after"):
-        if key in event:
-            scores = event[key]
-            return float((scores if "accuracy" in scores else scores[max(scores, key=float)])["accuracy"])
-    return None
 
 
 def traffic(totals: Mapping[str, float], dense: float) -> str:
@@ -271,15 +267,19 @@ class Steps:
             self._console.print(f"{self._name}: {text}", highlight=False, markup=False)
 
 
-def line(event: Event, dense: float = 0.0) -> str:
+def line(event: Event, dense: float = 0.0, decider: Decider = ACCURACY) -> str:
     """Summarise a round in one line; `dense` is the number of bytes that dense FedAvg would have sent so far."""
-    words = [f"loss {event['loss']:.3f}"]
+    words, name = [f"loss {event['loss']:.3f}"], decider.name
+    if decider == LOSS:
+        words, name = [f"training {words[0]}"], "test loss"
     if "all" in event:
-        words.append(f"accuracy {event['all']['accuracy']:.3f} of all clients")
+        words.append(f"{name} {decider.number(decider.of(event['all']))} of all clients")
     if "global" in event:
-        words += [f"accuracy {scores['accuracy']:.3f} at {level}" for level, scores in event["global"].items()]
+        words += [
+            f"{name} {decider.number(scores[decider.name])} at {level}" for level, scores in event["global"].items()
+        ]
     elif "selected_after" in event and "all" not in event:
-        words.append(f"clients' accuracy {event['selected_after']['accuracy']:.3f}")
+        words.append(f"clients' {name} {decider.number(decider.of(event['selected_after']))}")
     words.append(traffic(event["totals"], dense))
     if event["failures"]:
         words.append(f"{len(event['failures'])} failed: {event['failures'][0]['reason'][:60]}")
@@ -287,20 +287,22 @@ def line(event: Event, dense: float = 0.0) -> str:
 
 
 def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the final table: accuracy in percent, bytes, and how many times fewer bytes than the largest run."""
-    several = len(found) > 1
-    table = Table("run", "accuracy", "best", "test data", "MB", *(["ratio"] if several else []), "failed", "seconds")
+    """Return the final table: the deciding metric, bytes, and how many times fewer bytes than the largest run."""
+    several, deciders = len(found) > 1, {name: Decider.read(summary) for name, summary in found.items()}
+    names = {decider.name for decider in deciders.values()}
+    score = names.pop() if len(names) == 1 else "score"
+    table = Table("run", score, "best", "test data", "MB", *(["ratio"] if several else []), "failed", "seconds")
     printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
     largest = max(summary["bytes_up"] + summary["bytes_down"] for summary in found.values())
     for name, summary in found.items():
-        size = summary["bytes_up"] + summary["bytes_down"]
+        size, decider = summary["bytes_up"] + summary["bytes_down"], deciders[name]
+        label = f"{decider.name} " if score != decider.name else ""
         row = [
             escape(name),
-            _number(summary["final_accuracy"]),
-            _number(summary["best_accuracy"]),
-            MEASURED.get(summary["accuracy_of"], "-"),
+            *(label + decider.text(summary[f"{when}_{decider.name}"], 1) for when in ("final", "best")),
+            MEASURED.get(summary[f"{decider.name}_of"], "-"),
             f"{size / 1e6:.2f}",
             *([f"{largest / size:.1f}x" if size else "-"] if several else []),
             f"{summary['failures']:.0f}",
@@ -327,12 +329,8 @@ def _beside(paper: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
         return str(paper.get("accuracy", "-"))
     ours = summary["measured"].get("global", {}).get("at", {})
     return "\n".join(
-        f"{level}: {value} (here {_number(ours.get(level))})" for level, value in paper["accuracy_at"].items()
+        f"{level}: {value} (here {ACCURACY.text(ours.get(level), 1)})" for level, value in paper["accuracy_at"].items()
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 MEASURED = {"all": "clients", "global": "central", "selected_after": "trained"}

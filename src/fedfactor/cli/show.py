@@ -65,7 +65,8 @@ def report(
     target: Annotated[
         float | None,
         typer.Option(
-            help="Show the cost of reaching this accuracy. Default: the recipes' target, or what all runs reach."
+            help="Show the cost of reaching this value of the deciding metric. Default: the recipes' target, or what "
+            "all runs reach."
         ),
     ] = None,
     joules_per_byte: Annotated[

@@ -72,7 +72,7 @@ def export(
     at_round: Annotated[int | None, typer.Option("--round", help="A round that was kept. Default: the last.")] = None,
     data_dir: DataDir = None,
     without_data: Annotated[
-        bool, typer.Option("--without-data", help="Check on random inputs and do not measure the accuracy.")
+        bool, typer.Option("--without-data", help="Check on random inputs and do not measure the model.")
     ] = False,
     model: Annotated[
         str | None,
@@ -87,7 +87,8 @@ def export(
         with_data=not without_data, model=model,
     )  # fmt: skip
     files = [str(path) for path in (found.path, found.architecture, found.card) if path is not None]
-    scored = "" if found.accuracy is None else f"; accuracy {found.accuracy:.4f} on the test data"
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in found.scores.items() if name != "examples")
+    scored = f"; {scores} on the test data" if scores else ""
     tell(f"wrote {', '.join(files)}{scored}. To load it:\n")
     tell(found.snippet)
 

@@ -12,6 +12,7 @@ trained network. It is then written, read back from the file and compared again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +38,13 @@ class Exported:
     """Python code that loads the file without this library."""
     difference: float
     """Largest difference from the outputs of the trained network, as a share of the largest output."""
-    accuracy: float | None
-    """Accuracy of the exported model on the test data; `None` without test data."""
+    scores: Mapping[str, float]
+    """Metrics of the exported model on the test data; empty without test data."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test data; `None` without test data, or if the task has no classes."""
+        return self.scores.get("accuracy")
 
 
 def export(
@@ -92,4 +98,4 @@ def export(
     snippet = form.snippet(path, taken, code)
     card = path.with_suffix(".card.md")
     write_text(card, card_text(taken, path, snippet, form, beside, apart))
-    return Exported(path, card, beside, snippet, taken.difference, taken.scores.get("accuracy"))
+    return Exported(path, card, beside, snippet, taken.difference, taken.scores)

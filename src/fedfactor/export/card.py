@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, its data, its accuracy and its cost."""
+"""The card of an exported model: what it is, its data, its metrics and its cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedfactor.export.formats import Format
 from fedfactor.export.taking import Taken
 from fedfactor.registry import entries
 from fedfactor.runs.recipe import Recipe
+from fedfactor.server.events import decider_of
 
 
 def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
@@ -48,8 +49,8 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         f"| data | {_data(recipe, facts['clients'])} |",
         f"| method | `{recipe.method.name}`{f' ({paper})' if paper else ''}{f': {settings}' if settings else ''} |",
         f"| optimizer, codec | `{recipe.optimizer.name}`, `{recipe.codec.name}` |",
-        f"| accuracy | {_accuracy(taken)} |",
-        *([f"| accuracy in the run | {measured} |"] if measured else []),
+        *_scores(taken),
+        *([f"| {decider_of(run.metrics).name} in the run | {measured} |"] if measured else []),
         *(_costs(totals) if totals else []),  # a client's device does not know them
         *([f"| norm statistics | {taken.norms} |"] if taken.norms else []),
         f"| checked | on {taken.batch_of}: outputs differ by {taken.difference:.1e} of the largest one from those of "
@@ -88,18 +89,21 @@ def _output(facts: dict[str, Any]) -> str:
     return f"(batch, {facts['classes']}) logits: {shown}".replace("|", "\\|").replace("\n", " ")
 
 
-def _accuracy(taken: Taken) -> str:
+def _scores(taken: Taken) -> list[str]:
+    """Return one line per metric; the loss has none if there are others."""
     if not taken.scores:
-        return "not measured"
-    return f"{taken.scores['accuracy']:.4f} on {taken.scores['examples']:.0f} {taken.tested}"
+        return [f"| {decider_of(taken.run.metrics).name} | not measured |"]
+    shown = [name for name in taken.scores if name not in ("loss", "examples")] or ["loss"]
+    return [f"| {name} | {taken.scores[name]:.4f} on {taken.scores['examples']:.0f} {taken.tested} |" for name in shown]
 
 
 def _journal(taken: Taken) -> str:
-    """Return the last accuracy that the run itself measured for this model."""
+    """Return the last score that the run itself measured for this model."""
+    name = decider_of(taken.run.metrics).name
     for event in reversed(taken.run.metrics):
         key = f"{taken.capacity:g}"
         if taken.client is None and key in event.get("global", {}):
-            return f"{event['global'][key]['accuracy']:.4f} in round {event['round']}, on the central test set"
+            return f"{event['global'][key][name]:.4f} in round {event['round']}, on the central test set"
         for measured, when in OWN.items():
             scores = event.get(measured, {})
             if taken.client is not None and taken.client in scores.get("who", []):

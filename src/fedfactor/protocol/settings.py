@@ -349,8 +349,8 @@ class Rounds:
     """Evaluate, and gather norm statistics from, at most this many clients, always the same ones; 0: all clients."""
     evaluate_batch_size: Annotated[int, Field(ge=1)] = EVALUATION_BATCH
     """Examples per batch in evaluations. Scores depend on it only if a network uses statistics of its batch."""
-    target: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Accuracy for which the rounds, bytes and operations until it is reached are noted."""
+    target: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Value of the deciding metric for which the rounds, bytes and operations until it is reached are noted."""
     joules_per_byte: Nonnegative | None = None
     """Energy that the link needs per byte. It has no default because no paper prints one."""
 

@@ -17,9 +17,10 @@ from fedfactor.protocol.message import BadMessage, Message, NotFinite, expect
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.plan import Plan, Reply, Tensors
 from fedfactor.protocol.setup import Setup
+from fedfactor.task import Task
 
 
-def check_report(kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
+def check_report(task: Task, kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
     """Return the fields of a reply. Raise BadMessage if kind, client, round or capacity is wrong, or a number."""
     fields = message.fields
     wanted = {"client": who.client, "round": round, "capacity": who.capacity}
@@ -36,7 +37,7 @@ def check_report(kind: str, message: Message, who: Participant, round: int) -> d
         raise diverged(wrong) if isinstance(loss, float) else BadMessage(wrong)
     for key in ("before", "after", "scores"):
         if fields.get(key) is not None:
-            _check_scores(fields[key])
+            _check_scores(task, fields[key])
     if "loss" in (fields.get("before") or {}) and "loss" not in (fields.get("after") or {"loss"}):
         raise diverged("the test loss was finite before the training and is not after it")
     return fields
@@ -50,10 +51,15 @@ def diverged(sign: str) -> BadMessage:
     return BadMessage(f"{DIVERGED}: {sign}. Try a smaller learning rate (lr), or gradient clipping (max_grad_norm)")
 
 
-def _check_scores(scores: object) -> None:
-    if not isinstance(scores, dict) or "accuracy" not in scores or not all(map(_is_number, scores.values())):
-        raise BadMessage("scores must be finite numbers and include an accuracy")
-    if not 0 <= scores["accuracy"] <= 1:
+def _check_scores(task: Task, scores: object) -> None:
+    known = {*task.measures.names, "examples"}
+    if not isinstance(scores, dict) or not known >= scores.keys() or not all(map(_is_number, scores.values())):
+        raise BadMessage(f"scores must be finite numbers named {', '.join(sorted(known))}")
+    if task.decider.name not in scores:
+        if "loss" not in scores and task.decider.name != "accuracy":  # evaluations leave out what is not finite
+            raise diverged(f"the {task.decider.name} on the test data is not finite")
+        raise BadMessage(f"scores must be finite numbers and include the {task.decider.name}")
+    if not 0 <= scores.get("accuracy", 0) <= 1:
         raise BadMessage(f"an accuracy must lie in [0, 1], got {scores['accuracy']!r}")
 
 
@@ -111,7 +117,7 @@ class SentJob:
 def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:
     """Validate and decode an upload; return it with the fields of its message. Raise BadMessage if it is invalid."""
     who, trained = sent.who, setup.trained(sent.who.capacity)
-    report = check_report("trained", message, who, round)
+    report = check_report(setup.task, "trained", message, who, round)
     found = sections(message.tensors)
     model, extras = found.pop("model", {}), found.pop("extra", {})
     if found:

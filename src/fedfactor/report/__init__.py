@@ -33,7 +33,8 @@ def report(
     Args:
         paths: Run directories, or folders that contain some.
         out: The HTML file to write.
-        target: The accuracy whose cost is shown. Default: the recipes' target, or the highest that every run reaches.
+        target: The value of the deciding metric whose cost is shown. Default: the recipes' target, or the best value
+            that every run reaches.
         joules_per_byte: The energy of the link, for recipes that do not give it.
         title: The heading of the page. Default: the names of the recipes.
         figures: Also write each figure as a file into this folder.
@@ -55,11 +56,10 @@ def report(
             raise ImportError(f"figures need matplotlib ({error}): {install_command('figures')}") from error
     if Path(out).suffix != ".html":
         raise ValueError(f"the report is an HTML file: choose a name that ends in .html, got {out}")
-    if target is not None:
-        check_number("target", target, 0, 1)
     if joules_per_byte is not None:
         check_number("joules_per_byte", joules_per_byte, 0)
     groups, remarks = read_groups(paths)
+    groups[0].decider.check_target(target)
     runs = [run for group in groups for run in group.runs]
     names = ", ".join(dict.fromkeys(str(run.tables.get("name", run.name)) for run in runs))
     lead = f"{counted(len(runs), 'run')}, {counted(len(groups), 'setting')}. Made from the run directories alone."

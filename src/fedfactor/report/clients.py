@@ -1,4 +1,4 @@
-"""Clients: the accuracy of each, gains over Local and FedAvg, and the data of each (FedDecomp, Figures 7 and 8)."""
+"""Clients: the score of each, gains over Local and FedAvg, and the data of each (FedDecomp, Figures 7 and 8)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import plotly.graph_objects as go
 
 from fedfactor.report.elements import Element, Figure, Section, Table, Text
 from fedfactor.report.groups import Group
-from fedfactor.report.plots import ACCURACY, MOST_POINTS, MOST_ROWS, colour, dash, figure, line, plain
+from fedfactor.report.plots import MOST_POINTS, MOST_ROWS, colour, dash, figure, line, plain, scale_of
 from fedfactor.report.read import MEASURED, RunData, first_shared
-from fedfactor.report.values import percent, thin
+from fedfactor.report.values import thin
+from fedfactor.task import Decider
 
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
 KINDS = ("all", "selected_after")
@@ -27,7 +28,7 @@ MOST_ON_LOW = 12
 
 
 def clients(groups: Sequence[Group]) -> Section:
-    """Return the sorted accuracies of clients, and what clients gain over Local and over FedAvg."""
+    """Return the sorted scores of clients, and what clients gain over Local and over FedAvg."""
     runs = [run for group in groups for run in group.runs]
     kind = first_shared(KINDS, runs, lambda run, key: key in run.clients)
     if kind is None:
@@ -44,21 +45,21 @@ def clients(groups: Sequence[Group]) -> Section:
 def _sorted(groups: Sequence[Group], kind: str) -> Figure:
     measured = [(group, [run for run in group.runs if kind in run.clients]) for group in groups]
     found = [(group, runs[0].clients[kind]) for group, runs in measured if runs]
-    drawn, rows = [], []
+    drawn, rows, decider = [], [], groups[0].decider
     for group, (round, scores) in found:
-        order = sorted((score, client) for client, score in scores.items())
+        order = sorted(((score, client) for client, score in scores.items()), reverse=not decider.higher_is_better)
         drawn.append(_line(group, order))
         shown = thin(order, max(5, MOST_ROWS // len(found)))
-        rows += [[group.label, str(client), percent(score), str(round)] for score, client in shown]
-    title, axes = "Accuracy by client, sorted", (SHARE, ACCURACY.title)
+        rows += [[group.label, str(client), decider.text(score), str(round)] for score, client in shown]
+    title, axes = f"{decider.title} by client, sorted", (SHARE, scale_of(decider).title)
     caption = f"{MEASURED[kind].capitalize()}, in the best round of a run. A group is represented by its first run."
     words = "Clients, worst first (an even selection if there are many)"
-    table = Table(["run", "client", "accuracy", "round"], rows, words)
+    table = Table(["run", "client", decider.name, "round"], rows, words)
     return figure("clients-sorted", title, caption, drawn, axes, table, xaxis_range=[0, 100])
 
 
 def _against(groups: Sequence[Group], reference: Group, name: str, kind: str) -> list[Element]:
-    drawn, rows, counts = [], [], []
+    drawn, rows, counts, decider = [], [], [], reference.decider
     for group in groups:
         seed, gains = _gains(group, reference, kind)
         if not gains:
@@ -67,14 +68,15 @@ def _against(groups: Sequence[Group], reference: Group, name: str, kind: str) ->
         wins, losses = sum(gain > 0 for gain, _ in gains), sum(gain < 0 for gain, _ in gains)
         numbers = [seed, len(gains), wins, len(gains) - wins - losses, losses]
         average = sum(gain for gain, _ in gains) / len(gains)
-        counts.append([group.label, *map(str, numbers), _points(average), _points(gains[0][0])])
+        counts.append([group.label, *map(str, numbers), _points(average, decider), _points(gains[0][0], decider)])
         shown = thin(gains, max(5, MOST_ROWS // len(groups)))
-        rows += [[group.label, str(client), _points(gain)] for gain, client in shown]
+        rows += [[group.label, str(client), _points(gain, decider)] for gain, client in shown]
     if not drawn:
         return [Text(f"No run has the seed and the clients of a run of {name}.")]
-    title, gained = f"What clients gain over {name}", f"points over {name}"
+    title, gained = f"What clients gain over {name}", f"{'points' if decider.is_share else decider.name} over {name}"
+    better = f"minus its {decider.name}" if decider.higher_is_better else "subtracted from that"
     caption = (
-        f"Accuracy of each client's model minus its accuracy under {name} with the same seed, sorted. Clients below 0 "
+        f"{decider.title} of each client's model {better} under {name} with the same seed, sorted. Clients below 0 "
         "lose. In the best round of each run."
     )
     words = f"Gains over {name} (an even selection of clients if there are many)"
@@ -90,21 +92,24 @@ def _gains(group: Group, reference: Group, kind: str) -> tuple[int, list[tuple[f
         if run.seed == other.seed and kind in run.clients and kind in other.clients:
             mine, theirs = run.clients[kind][1], other.clients[kind][1]
             shared = mine.keys() & theirs.keys()
-            return run.seed[0], sorted((mine[client] - theirs[client], client) for client in shared)
+            return run.seed[0], sorted(
+                (run.decider.goodness(mine[client] - theirs[client]), client) for client in shared
+            )
     return 0, []
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.2f}"
+def _points(value: float, decider: Decider) -> str:
+    return f"{100 * value:+.2f}" if decider.is_share else f"{value:+.4g}"
 
 
 def _line(group: Group, values: Sequence[tuple[float, int]]) -> go.Scatter:
     """Draw sorted values, each with its client, against the percentage of clients."""
     points = [(100 * (place + 0.5) / len(values), *pair) for place, pair in enumerate(values)]
     shown = thin(points, MOST_POINTS)
-    xs, ys, names = [x for x, _, _ in shown], [100 * y for _, y, _ in shown], [f"client {who}" for *_, who in shown]
+    factor, form = (100, ".2f") if group.decider.is_share else (1, ".4g")
+    xs, ys, names = [x for x, *_ in shown], [factor * y for _, y, _ in shown], [f"client {who}" for *_, who in shown]
     style = colour(group.number), dash(group.number)
-    return line(group.label, xs, ys, *style, "%{text}: %{y:.2f}", text=names, meta=group.number)
+    return line(group.label, xs, ys, *style, f"%{{text}}: %{{y:{form}}}", text=names, meta=group.number)
 
 
 def data(groups: Sequence[Group]) -> Section:

@@ -16,6 +16,7 @@ from fedfactor.report.groups import Mean, mean
 from fedfactor.runs.compare import CellOutcome, ranking
 from fedfactor.runs.text import SPARE, plain
 from fedfactor.runs.tuning import Tuning
+from fedfactor.task import Decider
 
 MEASURED = {"all": "all clients' own", "global": "central", "selected_after": "cohort's own, just trained"}
 """Measurements by which methods can be compared."""
@@ -40,10 +41,12 @@ class Line:
     """The test data."""
     trained: tuple[float, ...]
     """The capacities that clients really trained: 1 alone if the method ignores capacities."""
-    accuracy: Mean | None
+    decider: Decider
+    """The metric of these scores."""
+    score: Mean | None
     best: Mean | None
     at: Mapping[float, Mean]
-    """Last accuracy of the server's model at each capacity, or of the clients of each capacity on their own data."""
+    """Last score of the server's model at each capacity, or of the clients of each capacity on their own data."""
     bytes: float
     """Uploaded and downloaded, per run."""
     ratio: float | None
@@ -61,16 +64,18 @@ class Line:
         """Return the line as plain data, one number per key."""
         found: dict[str, Any] = {"run": self.label, "method": self.method, "seeds": self.seeds, "splits": self.splits}
         found |= {"measured": self.measured, "trained_capacities": _levels(self.trained)}
-        found |= _pair("accuracy", self.accuracy) | _pair("best_accuracy", self.best)
+        name = self.decider.name
+        found |= _pair(name, self.score) | _pair(f"best_{name}", self.best)
         found |= {"bytes": self.bytes, "bytes_ratio": self.ratio, "macs": self.macs}
         found |= {"client_failures": self.client_failures, "failed": "; ".join(self.failed)}
         if self.tuning:
             tried = self.tuning.candidates
-            scores = [f"{one}: {candidate_score(one.accuracy, one.diverged)}" for one in tried]
-            found |= {"tuned": _chosen(self.tuning), "tuning_candidates_percent": "; ".join(scores)}
+            scores = [f"{one}: {candidate_score(one.score, one.diverged, self.decider)}" for one in tried]
+            unit = "_percent" if self.decider.is_share else ""
+            found |= {"tuned": _chosen(self.tuning), f"tuning_candidates{unit}": "; ".join(scores)}
             found |= {"tuning_rounds": self.tuning.rounds, "tuning_seed": self.tuning.seed}
-        for level, accuracy in self.at.items():
-            found |= _pair(f"accuracy_at_{level:g}", accuracy)
+        for level, score in self.at.items():
+            found |= _pair(f"{name}_at_{level:g}", score)
         return found
 
 
@@ -81,24 +86,24 @@ def _pair(key: str, one: Mean | None) -> dict[str, float | None]:
 def lines(outcomes: Sequence[CellOutcome]) -> list[Line]:
     """Summarise outcomes by label, in their order, by a measurement that all of them have."""
     there = [outcome.summary for outcome in outcomes if outcome.summary is not None]
-    common = ranking(there)
+    common, first = ranking(there), Decider.read(there[0] if there else {})
     by_label: dict[str, list[CellOutcome]] = {}
     for outcome in outcomes:
         by_label.setdefault(outcome.cell.label, []).append(outcome)
-    found = [_line(label, same, common) for label, same in by_label.items()]
+    found = [_line(label, same, common, first) for label, same in by_label.items()]
     dense = _dense(found)
     reference = dense.bytes if dense else max((line.bytes for line in found), default=0.0)
     return [replace(line, ratio=reference / line.bytes if line.bytes else None) for line in found]
 
 
-def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Line:
+def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None, first: Decider) -> Line:
     good = [one.summary for one in outcomes if one.summary is not None]
     key = common or next((key for key in MEASURED if good and key in good[0]["measured"]), "")
     scores = [one["measured"][key] for one in good if key in one["measured"]]
     final, best = (mean([one[which] for one in scores]) if scores else None for which in ("final", "best"))
     by_level: dict[float, list[float]] = {}
-    for level, accuracy in (pair for one in scores for pair in one.get("at", {}).items()):
-        by_level.setdefault(float(level), []).append(accuracy)
+    for level, score in (pair for one in scores for pair in one.get("at", {}).items()):
+        by_level.setdefault(float(level), []).append(score)
     counted = [one["macs"] for one in good]
     size, macs, failures = (
         fmean(values) if values else 0.0
@@ -115,6 +120,7 @@ def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None) -> Li
         len({one.cell.recipe.tables["partition"]["seed"] for one in outcomes if one.summary is not None}),
         MEASURED.get(key, "not measured"),
         tuple(sorted({level for one in good for level in one.get("trained_capacities", ())}, reverse=True)),
+        Decider.read(good[0]) if good else first,
         final,
         best,
         {level: mean(values) for level, values in sorted(by_level.items(), reverse=True)},
@@ -137,10 +143,20 @@ def _dense(found: Sequence[Line]) -> Line | None:
 # Tables: each has columns of text and a caption.
 
 
-def _score(one: Mean | None) -> str:
+def _score(one: Mean | None, decider: Decider) -> str:
     if one is None:
         return "-"
-    return f"{100 * one.value:.2f}" + ("" if one.half is None else f" ± {100 * one.half:.2f}")
+    return _number(one.value, decider) + ("" if one.half is None else f" ± {_number(one.half, decider)}")
+
+
+def _number(value: float, decider: Decider) -> str:
+    """Format a score without its unit, which is in the head of the column."""
+    return f"{100 * value:.2f}" if decider.is_share else f"{value:.4g}"
+
+
+def score_head(name: str, decider: Decider) -> str:
+    """Return the head of a column of scores."""
+    return f"{name} %" if decider.is_share else name
 
 
 def _levels(levels: Iterable[float]) -> str:
@@ -152,45 +168,51 @@ def _chosen(tuning: Tuning | None) -> str:
 
 
 def _tables(found: Sequence[Line]) -> list[tuple[Columns, str]]:
-    """Return the comparison, the accuracy at each capacity if there are several, and what tuning has tried."""
+    """Return the comparison, the score at each capacity if there are several, and what tuning has tried."""
     tuning = [_tuning(found)] if any(line.tuning for line in found) else []
     return [*_results(found), *tuning]
 
 
 def _tuning(found: Sequence[Line]) -> tuple[Columns, str]:
     tried = [(line, line.tuning, one) for line in found if line.tuning for one in line.tuning.candidates]
+    _, tuning, _ = tried[0]
     columns = {
         "run": [line.label for line, *_ in tried],
         "candidate": [str(one) for *_, one in tried],
-        "validation %": [candidate_score(one.accuracy, one.diverged) for *_, one in tried],
-        "chosen": ["yes" if str(one) == _chosen(tuning) else "" for _, tuning, one in tried],
+        score_head("validation", tuning.metric): [
+            candidate_score(one.score, one.diverged, tuning.metric) for *_, one in tried
+        ],
+        "chosen": ["yes" if str(one) == _chosen(how) else "" for _, how, one in tried],
     }
-    _, tuning, _ = tried[0]
     return columns, tuning_words(tuning.as_dict())
 
 
-def candidate_score(accuracy: float | None, diverged: bool) -> str:
-    """Return the accuracy of a candidate in percent, or why there is none."""
-    return "diverged" if diverged else "failed" if accuracy is None else f"{100 * accuracy:.2f}"
+def candidate_score(score: float | None, diverged: bool, decider: Decider) -> str:
+    """Return the score of a candidate (a share in percent), or why there is none."""
+    return "diverged" if diverged else "failed" if score is None else _number(score, decider)
 
 
 def tuning_words(tuning: Mapping[str, Any]) -> str:
     """Return how settings were chosen, given a `Tuning` as plain data."""
     return (
-        f"Tuning: accuracy on validation data ({MEASURED.get(tuning['measured'], 'not measured')}) after "
-        f"{tuning['rounds']} rounds with seed {tuning['seed']}; a share of {tuning['validation_share']:g} of each "
-        "client's training examples was held out. Test data were not used."
+        f"Tuning: {Decider.read(tuning).name} on validation data "
+        f"({MEASURED.get(tuning['measured'], 'not measured')}) after {tuning['rounds']} rounds with seed "
+        f"{tuning['seed']}; a share of {tuning['validation_share']:g} of each client's training examples was held out. "
+        "Test data were not used."
     )
 
 
 def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
+    decider, mixed = found[0].decider, len({line.decider for line in found}) > 1
+    heads = ["score", "best"] if mixed else [score_head(name, decider) for name in (decider.name, "best")]
+    names = [f"{score_head(line.decider.name, line.decider)} " if mixed else "" for line in found]
     columns = {
         "run": [line.label for line in found],
         "tuned": [_chosen(line.tuning) for line in found],
         "seeds": [str(line.seeds) for line in found],
         "trained": [_levels(line.trained) for line in found],
-        "accuracy %": [_score(line.accuracy) for line in found],
-        "best %": [_score(line.best) for line in found],
+        heads[0]: [name + _score(line.score, line.decider) for name, line in zip(names, found, strict=True)],
+        heads[1]: [_score(line.best, line.decider) for line in found],
         "test data": [line.measured for line in found],
         "MB": [plain(line.bytes / 1e6) for line in found],
         "fewer bytes": ["-" if line.ratio is None else f"{line.ratio:.2f}x" for line in found],
@@ -212,13 +234,14 @@ def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
     tested = {line.measured for line in found if line.at}
     by_capacity = []
     if MEASURED["global"] in tested:
-        words.append("Accuracy on central test data is that of the server's largest model.")
+        words.append(f"{decider.title} on central test data is that of the server's largest model.")
         by_capacity.append("Central test data: the server's model of that capacity; -: there is none.")
     if tested != {MEASURED["global"]}:
         by_capacity.append("Clients' own test data: the clients of that capacity, whatever capacity they trained.")
-    at = {f"capacity {level:g}": [_score(line.at.get(level)) for line in found] for level in levels}
+    at = {f"capacity {level:g}": [_score(line.at.get(level), line.decider) for line in found] for level in levels}
     by_level = {"run": columns["run"], **at}
-    return [(columns, " ".join(words)), (by_level, " ".join(["Accuracy in % by capacity.", *by_capacity]))]
+    by_capacity.insert(0, f"{decider.title}{' in %' if decider.is_share else ''} by capacity.")
+    return [(columns, " ".join(words)), (by_level, " ".join(by_capacity))]
 
 
 def _splits(found: Sequence[Line]) -> str:

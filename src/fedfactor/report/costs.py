@@ -1,4 +1,4 @@
-"""The cost of an accuracy: rounds, bytes, operations, time on slow links, energy (FedPara, Figure 3, Tables 7, 8)."""
+"""The cost of a target: rounds, bytes, operations, time on slow links, energy (FedPara, Figure 3, Tables 7, 8)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedfactor.report.elements import Element, Section, Table, Text
 from fedfactor.report.groups import Group, Mean, written
 from fedfactor.report.plots import bars, figure
 from fedfactor.report.read import MEASURED, Point, RunData, best, measured, summed
-from fedfactor.report.values import UNITS, Format, amount, joules, percent, size, span, unit_for
+from fedfactor.report.values import UNITS, Format, amount, joules, size, span, unit_for
 
 LINKS = {f"time at {speed}": speed for speed in ("2 Mbps", "10 Mbps", "50 Mbps")}
 CHARTS = {
@@ -40,26 +40,29 @@ class Price:
 
 
 def target_of(groups: Sequence[Group], measure: str, given: float | None) -> tuple[float, str] | None:
-    """Return the target accuracy and where it comes from. Return None if no run has measured an accuracy."""
+    """Return the target of the deciding metric and where it comes from. Return None if no run has measured it."""
     if given is not None:
         return given, "as requested"
     runs = [run for group in groups for run in group.runs]
     wanted = {run.tables.get("evaluate", {}).get("target") for run in runs}
     if len(wanted) == 1 and (target := wanted.pop()) is not None:
         return float(target), "the recipe's target"
-    bests = [value for run in runs if (value := best(measured(measure))(run)) is not None]
-    return (min(bests), "the highest accuracy that every run reaches") if bests else None
+    bests, decider = [x for run in runs if (x := best(measured(measure))(run)) is not None], groups[0].decider
+    if not bests:
+        return None
+    return min(bests, key=decider.goodness), f"the {decider.best} {decider.name} that every run reaches"
 
 
 def costs(groups: Sequence[Group], measure: str | None, given: float | None, joules_per_byte: float | None) -> Section:
-    """Return what it cost to reach the target accuracy, and what one round costs."""
+    """Return what it cost to reach the target, and what one round costs."""
+    decider = groups[0].decider
     chosen = target_of(groups, measure, given) if measure else None
     if measure is None or chosen is None:
-        return Section("cost", "Cost of an accuracy", [Text("No run has measured an accuracy yet.")])
-    target, source = chosen
+        return Section("cost", "Cost of reaching a target", [Text(f"No run has measured its {decider.name} yet.")])
+    (target, source), goodness = chosen, decider.goodness
 
     def reached(run: RunData) -> int | None:
-        return next((round for round, value in measured(measure)(run) if value >= target), None)
+        return next((round for round, value in measured(measure)(run) if goodness(value) >= goodness(target)), None)
 
     def at_target(run: RunData, series: Sequence[Point]) -> float | None:
         end = reached(run)
@@ -77,12 +80,12 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
         "rounds": [written(group.over(reached), lambda x: f"{x:.3g}", NOT_REACHED) for group in groups],
     }
     words = (
-        f"The target is an accuracy of {percent(target)}, {source}; measured: {MEASURED[measure]}. Costs are those up "
-        "to the first measured round that reaches the target, averaged over the seeds that reach it. The time at a "
-        "link's speed is computed: in each round, the slowest client's work plus the bytes per client divided by the "
-        "speed (FedPara, D.1)."
+        f"The target is {decider.name} {decider.text(target)}, {source}; measured: {MEASURED[measure]}. Costs are "
+        "those up to the first measured round that reaches the target, averaged over the seeds that reach it. The time "
+        "at a link's speed is computed: in each round, the slowest client's work plus the bytes per client divided by "
+        "the speed (FedPara, D.1)."
     )
-    elements: list[Element] = [Text(words), _table(labels | rounds | cells, f"Cost of reaching {percent(target)}")]
+    elements: list[Element] = [Text(words), _table(labels | rounds | cells, f"Cost of reaching {decider.text(target)}")]
     if "energy" not in kinds:
         words = (
             "The energy of the link is proportional to its bytes (FedPara, Figure 3g), so runs compare by energy as "
@@ -90,7 +93,7 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
             "recipe or as --joules-per-byte. The papers print no value for it."
         )
         elements.append(Text(words))
-    caption = f"To reach {percent(target)}; whiskers are 95 % intervals of the mean over seeds."
+    caption = f"To reach {decider.text(target)}; whiskers are 95 % intervals of the mean over seeds."
     for quantity, (shown, behind) in CHARTS.items():
         if shown.keys() <= kinds.keys():
             scale, unit, units = unit_for((one.value for name in shown for one in means[name] if one), UNITS[quantity])
@@ -109,7 +112,7 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
     # FedPara's Table 7.
     cells = {name: [written(cost.mean(one, per_round), cost.text) for one in groups] for name, cost in kinds.items()}
     words = "One round, on average: bytes and MACs of all its clients, times as above"
-    return Section("cost", "Cost of an accuracy", [*elements, _table(labels | cells, words)])
+    return Section("cost", "Cost of reaching a target", [*elements, _table(labels | cells, words)])
 
 
 def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, Price]:

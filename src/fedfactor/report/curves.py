@@ -1,4 +1,4 @@
-"""The overview table, and accuracy over rounds, bytes and capacities."""
+"""The overview table, and metrics over rounds, bytes and capacities."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Text
 from fedfactor.report.groups import Group, written
-from fedfactor.report.plots import ACCURACY, MOST_ROWS, Curve, colour, dash, figure, over_rounds, thinned, traces
+from fedfactor.report.plots import MOST_ROWS, Curve, Scale, colour, dash, figure, over_rounds, scale_of, thinned, traces
 from fedfactor.report.read import MEASURED, Series, best, first_shared, last, measured, summed
-from fedfactor.report.values import UNITS, amount, percent, size, span, thin, unit_for
+from fedfactor.report.values import UNITS, amount, size, span, thin, unit_for
 
 
 def main_measure(groups: Sequence[Group]) -> str | None:
     """Return the measurement to compare by: the first that all runs have, else the first that any run has."""
     runs = [run for group in groups for run in group.runs]
-    return first_shared(MEASURED, runs, lambda run, key: run.accuracy.get(key))
+    return first_shared(MEASURED, runs, lambda run, key: run.scores.get(key))
 
 
 def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str]) -> Section:
-    """Return one row per group: accuracy, cost and failures."""
-    score = measured(measure or "")
+    """Return one row per group: the deciding metric, cost and failures."""
+    score, decider = measured(measure or ""), groups[0].decider
     rows = []
     for group in groups:
         moved, dense = group.over(last(summed("bytes"))), group.over(last(summed("dense")))
@@ -31,8 +31,8 @@ def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str
             "run": group.label,
             "seeds": str(len(group.runs)),
             "rounds": done if ends[0] == planned else f"{done} of {planned}",
-            "last accuracy": written(group.over(last(score)), percent),
-            "best accuracy": written(group.over(best(score)), percent),
+            f"last {decider.name}": written(group.over(last(score)), decider.text),
+            f"best {decider.name}": written(group.over(best(score)), decider.text),
             "moved": written(moved, size),
             "dense FedAvg moves": f"{ratio:.2f}x" if ratio else "-",
             "MACs": written(group.over(last(summed("macs"))), amount),
@@ -49,69 +49,87 @@ def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str
         for row, value in zip(rows, printed, strict=True):
             row["paper's accuracy"] = "-" if value is None else str(value)
     of = MEASURED[measure] if measure else "not measured"
-    caption = f"All runs. Accuracy: {of}; ± is the 95 % interval of the mean over seeds"
-    note = "The best accuracy is selected on the test data on which it is measured."
+    caption = f"All runs. {decider.title}: {of}; ± is the 95 % interval of the mean over seeds"
+    note = f"The best {decider.name} is the {decider.best}. It is selected on the test data on which it is measured."
     table = Table(list(rows[0]), [list(row.values()) for row in rows], caption)
     return Section("overview", "Overview", [table, *map(Text, [note, *remarks])])
 
 
-def accuracy(groups: Sequence[Group], main: str | None) -> Section:
-    """Return accuracy against rounds and against bytes, for each measurement."""
+def scores(groups: Sequence[Group], main: str | None) -> Section:
+    """Return the deciding metric against rounds and against bytes for each measurement, and all other metrics."""
+    decider = groups[0].decider
+    title = decider.title
     if main is None:
-        return Section("accuracy", "Accuracy", [Text("No run has measured an accuracy yet.")])
+        return Section("scores", title, [Text(f"No run has measured its {decider.name} yet.")])
     runs = [run for group in groups for run in group.runs]
-    others = [key for key in MEASURED if key != main and any(run.accuracy.get(key) for run in runs)]
+    others = [key for key in MEASURED if key != main and any(run.scores.get(key) for run in runs)]
     folds = [Fold(f"Measured: {MEASURED[key]}", _pair(groups, key)) for key in others]
-    return Section("accuracy", "Accuracy", [*_pair(groups, main), *folds])
+    metrics = dict.fromkeys(metric for run in runs for metric in run.others.get(main, ()))
+    folds += [Fold(f"Other metrics: {metric}", [_other(groups, main, metric)]) for metric in metrics]
+    return Section("scores", title, [*_pair(groups, main), *folds])
+
+
+def _other(groups: Sequence[Group], key: str, metric: str) -> Figure:
+    """Return a metric that does not decide, against rounds."""
+    curves = [Curve.of(group, group.curve(lambda run: run.others[key].get(metric, []))) for group in groups]
+    caption = f"{MEASURED[key].capitalize()}. Mean over seeds; bands are 95 % intervals."
+    title = f"{metric} against rounds"
+    return over_rounds(f"{metric}-by-round-{key}", title, caption, curves, Scale(metric), f"{metric} by round")
 
 
 def _pair(groups: Sequence[Group], key: str) -> list[Figure]:
     caption = f"{MEASURED[key].capitalize()}. Mean over seeds; bands are 95 % intervals."
     curves = [Curve.of(group, group.curve(measured(key))) for group in groups]
-    title, table = "Accuracy against rounds", "Accuracy by round"
+    decider = groups[0].decider
+    name, title, table = (
+        f"{decider.name}-by-round-{key}",
+        f"{decider.title} against rounds",
+        f"{decider.title} by round",
+    )
     return [
-        over_rounds(f"accuracy-by-round-{key}", title, caption, curves, ACCURACY, table),
+        over_rounds(name, title, caption, curves, scale_of(decider), table),
         _against_bytes(groups, key),
     ]
 
 
 def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
-    drawn, rows = [], []
+    drawn, rows, decider = [], [], groups[0].decider
     ends = [total.value for group in groups if (total := group.over(last(summed("bytes"))))]
     scale, unit, units = unit_for(ends, UNITS["bytes"])
     for group in groups:
         moved = dict(group.curve(summed("bytes")))
         points = [(t, moved[t].value / scale, one) for t, one in group.curve(measured(key)) if t in moved]
-        drawn += traces(Curve.of(group, [(x, one) for _, x, one in points]), ACCURACY, f"%{{x:.4g}} {unit}")
+        drawn += traces(Curve.of(group, [(x, one) for _, x, one in points]), scale_of(decider), f"%{{x:.4g}} {unit}")
         shown = thin(points, max(5, MOST_ROWS // len(groups)))
-        rows += [[group.label, f"{t:.0f}", f"{x:.4g}", one.text(percent)] for t, x, one in shown]
-    title, axes = f"Accuracy against {units}", (f"{unit} moved", ACCURACY.title)
+        rows += [[group.label, f"{t:.0f}", f"{x:.4g}", one.text(decider.text)] for t, x, one in shown]
+    title, axes = f"{decider.title} against {units}", (f"{unit} moved", scale_of(decider).title)
     caption = f"{MEASURED[key].capitalize()}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
-    table = Table(["run", "round", unit, "accuracy"], rows, f"Accuracy by {units}" + thinned(rows))
-    return figure(f"accuracy-by-bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
+    table = Table(["run", "round", unit, decider.name], rows, f"{decider.title} by {units}" + thinned(rows))
+    return figure(f"{decider.name}-by-bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
 
 
 def capacities(groups: Sequence[Group]) -> Section | None:
-    """Return the accuracy of the server's model by capacity, if there are several (FLANC, Figures 3 and 4)."""
+    """Return the deciding metric of the server's model by capacity, if there are several (FLANC, Figures 3 and 4)."""
     measured_at = [group for group in groups if group.runs[0].by_level]
     levels = sorted({float(level) for group in measured_at for level in group.runs[0].by_level})
     if len(levels) < 2:
         return None
-    drawn, rows, folds = [], [], list[Element]()
+    drawn, rows, folds, decider = [], [], list[Element](), groups[0].decider
     for group in measured_at:
         ends = {level: group.over(last(_at_level(f"{level:g}"))) for level in levels}
         curve = Curve.of(group, [(level, one) for level, one in ends.items() if one])
-        drawn += traces(curve, ACCURACY, "capacity %{x}")
-        rows.append([group.label, *(written(one, percent) for one in ends.values())])
+        drawn += traces(curve, scale_of(decider), "capacity %{x}")
+        rows.append([group.label, *(written(one, decider.text) for one in ends.values())])
         if len(group.runs[0].by_level) > 1:
             folds.append(Fold(f"Over rounds: {group.label}", [_levels_over_rounds(group)]))
-    title, axes = "Accuracy by capacity", ("capacity", ACCURACY.title)
+    title, axes = f"{decider.title} by capacity", ("capacity", scale_of(decider).title)
     caption = (
         "The server's model at each capacity, on the central test set, after the last measured round. A method that "
         "ignores capacities has one model."
     )
-    table = Table(["run", *(f"{level:g}" for level in levels)], rows, "Last accuracy by capacity")
-    return Section("capacity", title, [figure("accuracy-by-capacity", title, caption, drawn, axes, table), *folds])
+    table = Table(["run", *(f"{level:g}" for level in levels)], rows, f"Last {decider.name} by capacity")
+    plot = figure(f"{decider.name}-by-capacity", title, caption, drawn, axes, table)
+    return Section("capacity", title, [plot, *folds])
 
 
 def _levels_over_rounds(group: Group) -> Figure:
@@ -120,9 +138,11 @@ def _levels_over_rounds(group: Group) -> Figure:
         Curve(f"capacity {level}", group.curve(_at_level(level)), colour(place), dash(place))
         for place, level in enumerate(levels)
     ]
-    name, title = f"accuracy-by-capacity-{group.slug}", f"{group.label}: accuracy by capacity over rounds"
+    decider = group.decider
+    name, title = f"{decider.name}-by-capacity-{group.slug}", f"{group.label}: {decider.name} by capacity over rounds"
     caption = "The server's model on the central test set. Mean over seeds; bands are 95 % intervals."
-    return over_rounds(name, title, caption, curves, ACCURACY, "Accuracy by round and capacity", showlegend=True)
+    table = f"{decider.title} by round and capacity"
+    return over_rounds(name, title, caption, curves, scale_of(decider), table, showlegend=True)
 
 
 def _at_level(level: str) -> Series:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedfactor.report.comparison import candidate_score, tuning_words
+from fedfactor.report.comparison import candidate_score, score_head, tuning_words
 from fedfactor.report.elements import Code, Element, Fold, Pictures, Section, Table, Text
 from fedfactor.report.groups import Group
 from fedfactor.report.values import thin
@@ -72,12 +72,14 @@ def tuning(groups: Sequence[Group]) -> Section | None:
             found = json.loads(path.read_text(encoding="utf-8"))
             words[tuning_words(found)] = None
             for one in found["candidates"]:
-                score = candidate_score(one["accuracy"], one["diverged"])
+                value = one["score"] if "score" in one else one["accuracy"]  # runs of earlier versions
+                score = candidate_score(value, one["diverged"], group.decider)
                 chosen = "yes" if one["settings"] == found["chosen"] else ""
                 rows.append([group.label, written_settings(one["settings"]), score, chosen])
     if not rows:
         return None
-    table = Table(["run", "candidate", "validation accuracy %", "chosen"], rows, " ".join(words))
+    head = score_head(f"validation {groups[0].decider.name}", groups[0].decider)
+    table = Table(["run", "candidate", head, "chosen"], rows, " ".join(words))
     return Section("tuning", "Tuning", [table])
 
 

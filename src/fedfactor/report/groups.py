@@ -12,6 +12,7 @@ from typing import Any
 from fedfactor.report.read import Point, RunData
 from fedfactor.report.values import slug
 from fedfactor.runs.open import flat, varied
+from fedfactor.task import Decider
 
 SEEDS = ("train.seed", "partition.seed")
 IGNORED = ("name", "train.device", "run.keep_rounds", "evaluate.joules_per_byte", "evaluate.target")
@@ -55,6 +56,11 @@ class Group:
     def method(self) -> str:
         """The method's name."""
         return self.runs[0].method
+
+    @property
+    def decider(self) -> Decider:
+        """The metric by which models are compared."""
+        return self.runs[0].decider
 
     @property
     def slug(self) -> str:
@@ -115,8 +121,15 @@ def _within(t: float, freedom: int) -> float:
 def group_runs(runs: Iterable[RunData]) -> tuple[list[Group], list[str]]:
     """Return the groups in the order of their first runs, and a remark on each run that was left out."""
     found: dict[str, Group] = {}
-    remarks = []
+    remarks, first = [], None
     for run in runs:
+        first = first or run
+        if run.decider != first.decider:
+            remarks.append(
+                f"{run.name} is left out: it is measured by {run.decider}, and {first.name} by {first.decider}. A "
+                "report compares runs by one metric; report the others separately."
+            )
+            continue
         group = found.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), Group(len(found), ""))
         twin = next((other for other in group.runs if other.seed == run.seed), None)
         if twin is None:

@@ -14,6 +14,7 @@ from plotly.colors import hex_to_rgb
 from fedfactor.report.elements import Figure, Table
 from fedfactor.report.groups import Group, Mean, written
 from fedfactor.report.values import Format, four_digits, percent, thin
+from fedfactor.task import Decider
 
 COLOURS = ("#1f77d0", "#d9541e", "#1c9a5b", "#a460d8", "#b27d0a", "#d6407f", "#128f9e", "#8a6d5b", "#6d7f0d", "#7583c4")
 """Each has a contrast of at least 3:1 with the light and with the dark background (a test checks this)."""
@@ -37,7 +38,11 @@ class Scale:
     most: float = math.inf
 
 
-ACCURACY = Scale("accuracy in per cent", percent, "%{y:.2f} %", 100.0, 0.0, 1.0)
+def scale_of(decider: Decider) -> Scale:
+    """Return how the values of a metric are drawn."""
+    if decider.is_share:
+        return Scale(f"{decider.name} in per cent", percent, "%{y:.2f} %", 100.0, 0.0, 1.0)
+    return Scale(decider.name)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import steady
 from fedfactor.runs.recipe import read as read_recipe
 from fedfactor.server.store import read_checkpoint
+from fedfactor.task import ACCURACY, Decider
 
 MEASURED = {
     "all": "all clients on their own test data",
@@ -47,14 +48,18 @@ class RunData:
     dense_bytes: float = 0.0
     """Bytes that a client moves per round with plain FedAvg; 0 if the run does not say."""
     last_round: int = 0
-    accuracy: dict[str, list[Point]] = field(default_factory=lists)
-    """By measurement."""
+    decider: Decider = ACCURACY
+    """The metric by which the run's models are compared."""
+    scores: dict[str, list[Point]] = field(default_factory=lists)
+    """The deciding metric by measurement."""
+    others: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: defaultdict(lists))
+    """All other metrics: by measurement, then by name."""
     trained: set[float] = field(default_factory=set)
     """The capacities that clients have really trained."""
     by_level: dict[str, list[Point]] = field(default_factory=lists)
-    """Accuracy of the server's model by capacity."""
+    """The deciding metric of the server's model by capacity."""
     clients: dict[str, tuple[int, dict[int, float]]] = field(default_factory=dict)
-    """By measurement: the round with the highest mean, and the accuracy of each client in that round."""
+    """By measurement: the round with the best mean, and the deciding metric of each client in that round."""
     totals: dict[str, list[Point]] = field(default_factory=lists)
     """Sums since the first round: bytes, macs, dense (bytes of plain FedAvg), seconds, joules, and `2 Mbps` etc."""
     failures: list[tuple[int, int, str]] = field(default_factory=list)
@@ -91,6 +96,7 @@ class RunData:
         """Add one event of metrics.jsonl."""
         if event["event"] == "start":
             self.protocol, self.dense_bytes = event["protocol"], event.get("dense_bytes", 0)
+            self.decider = Decider.read(event)
         elif event["event"] == "round":
             self._add_round(event)
         self.failures += [(event["round"], one["client"], one["reason"]) for one in event.get("failures", ())]
@@ -109,7 +115,7 @@ class RunData:
             self.totals["macs"].append((now, totals["macs"]))
         self.trained |= set(event.get("trained_capacities", ()))
         for level, scores in event.get("global", {}).items():
-            self.by_level[level].append((now, scores["accuracy"]))
+            self.by_level[level].append((now, scores[self.decider.name]))
         for key in MEASURED:
             if key in event:
                 self._add_scores(key, now, event[key])
@@ -117,11 +123,13 @@ class RunData:
             self._add_observed(name, now, found, len(event["cohort"]) - len(event["failures"]))
 
     def _add_scores(self, key: str, now: int, scores: Mapping[str, Any]) -> None:
-        largest = scores if "accuracy" in scores else scores[max(scores, key=float)]
-        series = self.accuracy[key]
-        if "who" in scores and largest["accuracy"] > max((value for _, value in series), default=-1.0):
+        metrics, series, goodness = self.decider.metrics(scores), self.scores[key], self.decider.goodness
+        value = metrics.pop(self.decider.name)
+        if "who" in scores and goodness(value) > max((goodness(one) for _, one in series), default=-math.inf):
             self.clients[key] = now, dict(zip(scores["who"], scores["each"], strict=True))
-        series.append((now, largest["accuracy"]))
+        series.append((now, value))
+        for name, other in metrics.items():
+            self.others[key][name].append((now, other))
 
     def _add_observed(self, name: str, now: int, found: Any, clients: int) -> None:
         if name == "picks":
@@ -140,7 +148,7 @@ class RunData:
 
 def measured(key: str) -> Series:
     """Return a function from a run to the series of a measurement."""
-    return lambda run: run.accuracy.get(key, [])
+    return lambda run: run.scores.get(key, [])
 
 
 def summed(key: str) -> Series:
@@ -159,8 +167,8 @@ def last(series: Series) -> Callable[[RunData], float | None]:
 
 
 def best(series: Series) -> Callable[[RunData], float | None]:
-    """Return a function from a run to the largest value of a series."""
-    return lambda run: max((value for _, value in series(run)), default=None)
+    """Return a function from a run to the best value of a series of the deciding metric."""
+    return lambda run: max((value for _, value in series(run)), key=run.decider.goodness, default=None)
 
 
 def first_shared(keys: Iterable[str], runs: Sequence[RunData], has: Callable[[RunData, str], object]) -> str | None:

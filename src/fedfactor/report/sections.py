@@ -6,7 +6,7 @@ from plotly.offline import get_plotlyjs
 
 from fedfactor.report.clients import clients, data
 from fedfactor.report.costs import costs
-from fedfactor.report.curves import accuracy, capacities, main_measure, overview
+from fedfactor.report.curves import capacities, main_measure, overview, scores
 from fedfactor.report.elements import Section
 from fedfactor.report.facts import audits, failures, protocol, recipes, tuning
 from fedfactor.report.groups import Group
@@ -20,7 +20,7 @@ def sections(
 ) -> list[Section]:
     """Return the sections for which some run has data."""
     measure = main_measure(groups)
-    first = [overview(groups, measure, remarks), accuracy(groups, measure)]
+    first = [overview(groups, measure, remarks), scores(groups, measure)]
     first.append(costs(groups, measure, target, joules_per_byte))
     others = (capacities, clients, data, ranks, bases, picks, records, failures, tuning, audits, protocol, recipes)
     found = [*first, *(section_of(groups) for section_of in others)]

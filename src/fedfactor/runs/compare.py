@@ -38,9 +38,11 @@ from fedfactor.runs.tuning import (
 )
 from fedfactor.server.result import RANKING
 from fedfactor.support.files import write_atomically
+from fedfactor.task import Decider
 
-SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed")
-"""Settings that must be equal for all methods: they decide which client has which data, and the cohorts."""
+METRICS = ("evaluate.metrics", "evaluate.best", "evaluate.higher_is_better")
+SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed", *METRICS)
+"""Settings that must be equal for all methods: which client has which data, the cohorts, and what is measured."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def _check_same(row: Sequence[Cell]) -> None:
 
 def _at(tables: recipes.Table, key: str) -> Any:
     for part in key.split("."):
-        tables = tables[part]
+        tables = tables.get(part, {})
     return tables
 
 
@@ -283,9 +285,10 @@ def _tunings(
         for where, (_, settings, cell) in mine.items():
             score = summaries[where]["measured"][measured]["final"] if where in summaries and measured else None
             lost = diverged(cell.recipe, where)
-            failure = lost or failures.get(where) or ("" if measured else "its run measured no accuracy")
+            failure = lost or failures.get(where) or ("" if measured else "its run measured no scores")
             results.append(Candidate(settings, score, lost is not None, failure))
-        tunings[label] = Tuning(measured or "", rounds, first.seed, share, tuple(results))
+        decider = Decider.read(next(iter(summaries.values()), {}))
+        tunings[label] = Tuning(measured or "", rounds, first.seed, share, tuple(results), decider)
     write_atomically(folder / TUNED, json.dumps({label: one.as_dict() for label, one in tunings.items()}, indent=1))
     return tunings
 

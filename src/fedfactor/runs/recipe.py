@@ -32,9 +32,11 @@ from fedfactor.runs.sections import (
     RecipeError,
     Table,
     built,
+    metrics_of,
     read_sections,
     schema,
 )
+from fedfactor.task.metrics import Metrics
 
 __all__ = [
     "Recipe", "RecipeError", "Table", "cells", "described", "merged", "nested", "overridden_cells", "override", "parse",
@@ -215,8 +217,12 @@ def described(
     method: Method,
     optimizer: Optimizer,
     codec: Codec,
+    metrics: Table,
 ) -> Recipe:
-    """Return the recipe of a run from Python, which describes everything except its model and data."""
+    """Return the recipe of a run from Python, which describes everything except its model and data.
+
+    `metrics` are the keys of `[evaluate]` that choose metrics.
+    """
     given = dataclasses.asdict(rounds)
     tables = {
         "name": name,
@@ -228,7 +234,7 @@ def described(
             **{key: getattr(capacities, key) for key in CapacitiesTable.model_fields},
             "shares": [capacities.shares[level] for level in capacities.levels],
         },
-        "evaluate": {key: given[field] for key, field in MEASURING.items()},
+        "evaluate": {**metrics, **{key: given[field] for key, field in MEASURING.items()}},
         "run": {"keep_rounds": []},
         "paper": {},
     }
@@ -273,7 +279,7 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     train, capacities = given["train"], given["capacities"]
     rounds = Rounds(
         **{key: train.pop(key) for key in TAKING_PART},
-        **{MEASURING[key]: value for key, value in given["evaluate"].items()},
+        **{field: given["evaluate"][key] for key, field in MEASURING.items()},
     )
     written["evaluate"]["every"] = rounds.evaluate_every  # the default depends on the number of rounds
     chosen = {key: value for key, value in given["local optimizer"].items() if value is not None}
@@ -287,6 +293,7 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
         partition = given["partition"]
         own = _without(partition, "kind", *SHARED)
         built(f"{where}: partition", lambda: create("partitions", partition["kind"], **own))
+        built(f"{where}: evaluate.metrics", lambda: Metrics("custom", metrics_of(given["evaluate"])["metrics"]))
     method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
     optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))

@@ -12,7 +12,7 @@ import inspect
 import json
 import operator
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -148,6 +148,39 @@ class ObjectiveTable(SectionModel):
     """The loss, as package.module:function: it gets the model's outputs and the batch, and returns a scalar tensor."""
 
 
+class MetricsTable(SectionModel):
+    """Keys of `[evaluate]` that choose metrics."""
+
+    metrics: dict[str, str | Table] = {}
+    """Metrics by name: `mae`, `mse`, package.module:function, or a table with the `name` of a class and its options."""
+    best: str = ""
+    """The metric that decides which model is best. Default: accuracy; the loss if the task has no classes."""
+    higher_is_better: bool | None = None
+    """Whether higher values of `best` are better. Metrics of torchmetrics, and built-in ones, know it themselves."""
+
+
+def metrics_of(evaluate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a task that a section `[evaluate]` describes. Raise ValueError if they are wrong."""
+    found: dict[str, Any] = {}
+    for name, given in evaluate["metrics"].items():
+        options = {"name": given} if isinstance(given, str) else dict(given)
+        path = str(options.pop("name", ""))
+        if ":" not in path and options:
+            raise ValueError(f"{name}: only a metric that is named as package.module:name takes options, got {path!r}")
+        found[name] = _metric(name, imported(path), options) if ":" in path else path
+    return {"metrics": found, "best": evaluate["best"], "higher_is_better": evaluate.get("higher_is_better")}
+
+
+def _metric(name: str, target: Any, options: Table) -> Any:
+    """Return an object of a class, or a function with its options."""
+    if not isinstance(target, type):
+        return functools.partial(target, **options) if options else target
+    try:
+        return target(**options)
+    except Exception as error:
+        raise ValueError(f"{name}: {target.__name__} refuses its options: {error}") from error
+
+
 class RunTable(SectionModel):
     """The section `[run]`."""
 
@@ -171,7 +204,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "train": create_model("TrainTable", __base__=SectionModel, **_train),
     "capacities": CapacitiesTable,
     "objective": ObjectiveTable,
-    "evaluate": create_model("EvaluateTable", __base__=SectionModel, **_evaluate),
+    "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""

@@ -30,7 +30,7 @@ from fedfactor.runs.recipe import Recipe, described
 from fedfactor.runs.tasks import Facts, counted_facts
 from fedfactor.server.result import Result
 from fedfactor.support.checks import near
-from fedfactor.task import EVALUATION_BATCH, Loss, Task
+from fedfactor.task import EVALUATION_BATCH, Loss, Metric, Task
 
 
 def simulate(
@@ -47,6 +47,9 @@ def simulate(
     codec: str | Codec = "float32",
     capacities: Mapping[float, float] | Capacities | None = None,
     kind: Kind | None = None,
+    metrics: Mapping[str, Metric] | Sequence[str] = (),
+    best: str | None = None,
+    higher_is_better: bool | None = None,
     directory: Path | str | None = None,
     engine: Engine | None = None,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
@@ -101,6 +104,11 @@ def simulate(
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
+        metrics: Further metrics by name. Each is a function of the model's outputs and the batch that returns one value
+            per example or their mean, an object with torchmetrics' `update`, `compute` and `reset`, or the name of a
+            built-in metric: mae, mse.
+        best: The metric that decides which model is best. None: the accuracy, or the loss if there are no classes.
+        higher_is_better: Whether higher values of `best` are better. Metrics of torchmetrics and built-in ones know it.
         directory: Commit each round to this directory. A call with the same directory resumes the run; with more
             rounds, it extends the run. `fedfactor report` and `fedfactor.load(directory, model=...)` open it.
         engine: Where clients run; by default in this process, one after another. `fedfactor.engines.Pool` runs them
@@ -115,7 +123,7 @@ def simulate(
             that trained in the round, or all clients'.
         evaluate_limit: Most clients that `evaluate_clients="all"` tests, always the same ones. 0: no limit.
         evaluate_batch_size: Examples per batch in evaluations.
-        target: Accuracy at which rounds, bytes and operations are noted.
+        target: Value of the deciding metric at which rounds, bytes and operations are noted.
         joules_per_byte: Energy that the network link needs for a byte, to report the energy of communication.
         epochs: Local epochs per round, such as 2 or 0.5; 1 by default.
         local_steps: Steps of the clients' optimizer per round, in place of `epochs`.
@@ -159,6 +167,7 @@ def simulate(
             )
     else:
         data = split(data, clients, test=test, alpha=alpha, seed=seed, collate=collate)
+    task = Task(model, data, kind, evaluate_batch_size, loss, metrics, best, higher_is_better)
     recipe = described(
         Path(directory or "simulation").resolve().name,
         training,
@@ -167,8 +176,8 @@ def simulate(
         create("methods", method) if isinstance(method, str) else method,
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,
+        {"metrics": task.measures.written, "best": best or "", "higher_is_better": higher_is_better},
     )
-    task = Task(model, data, kind, evaluate_batch_size, loss)
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
         return recipe, task, {} if directory is None else counted_facts(task.data, task.kind, _class_names(task))

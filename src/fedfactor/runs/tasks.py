@@ -19,7 +19,7 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.registry import imported
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.sections import Table, builder_of
+from fedfactor.runs.sections import Table, builder_of, metrics_of
 from fedfactor.task import Task
 
 Facts = dict[str, Any]
@@ -94,8 +94,9 @@ def kind_of(recipe: Recipe, kind: str) -> str:
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
     """Return a recipe's task with data that are already loaded."""
     factory = model_factory(recipe.tables["model"], facts["classes"])
-    loss = recipe.tables["objective"]["loss"]
-    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size, imported(loss) if loss else None)
+    path, metrics = recipe.tables["objective"]["loss"], metrics_of(recipe.tables["evaluate"])
+    loss = imported(path) if path else None
+    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size, loss, **metrics)
 
 
 COUNTED = 200

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedfactor.runs.recipe import RecipeError, values
+from fedfactor.task import ACCURACY, Decider
 
 Settings = Mapping[str, Any]
 """Values by key, such as `{"train.lr": 0.1}`."""
@@ -38,11 +39,11 @@ class Search:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that were tried, and their accuracy on validation data."""
+    """Settings that were tried, and their score on validation data."""
 
     settings: Settings
-    accuracy: float | None
-    """After the last round. None: the run diverged or failed."""
+    score: float | None
+    """The deciding metric after the last round. None: the run diverged or failed."""
     diverged: bool = False
     failure: str = ""
 
@@ -61,6 +62,7 @@ class Tuning:
     seed: int
     validation_share: float
     candidates: tuple[Candidate, ...]
+    metric: Decider = ACCURACY
 
     @property
     def failure(self) -> str:
@@ -75,10 +77,11 @@ class Tuning:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate with the highest accuracy; among equals, the first. Raises ValueError if nothing was chosen."""
+        """The candidate with the best score; among equals, the first. Raises ValueError if nothing was chosen."""
         if self.failure:
             raise ValueError(self.failure)
-        return max((one for one in self.candidates if not one.diverged), key=lambda one: one.accuracy or 0.0)
+        scored = [(one, one.score) for one in self.candidates if one.score is not None and not one.diverged]
+        return max(scored, key=lambda pair: self.metric.goodness(pair[1]))[0]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -206,7 +206,7 @@ class Dispatch:
                 if done.client not in asked:
                     raise BadMessage("was not asked")
                 message = decode(done.reply or b"")
-                check_report(answer, message, asked[done.client], server.round)
+                check_report(setup.task, answer, message, asked[done.client], server.round)
                 if answer == "calibrated":
                     check_statistics(message, setup.network(asked[done.client].capacity))
             except BadMessage as error:

@@ -37,6 +37,7 @@ from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
 from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
+from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
 
 
@@ -99,6 +100,7 @@ class Federation:
 
     def run(self) -> Server:
         """Run all rounds that are not committed yet, and return the final server state."""
+        self.setup.task.decider.check_target(self.rounds.target)
         with one_thread():
             server = self._resume() or self._start()
             while server.round < self.rounds.rounds:
@@ -118,6 +120,7 @@ class Federation:
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
         dense = self.costs.dense_bytes()
         begun = {"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)}
+        begun["metric"] = asdict(setup.task.decider)
         self._note(begun | self._compared_with_given(setup, networks(1.0)))
         self._commit(server, {})
         return server
@@ -177,6 +180,7 @@ class Federation:
             "cohort": self.rounds.cohort,
             "kind": setup.task.kind,
             **({"loss": loss_name(setup.task.objective)} if setup.task.objective else {}),
+            "best": setup.task.decider,
             "clients": f"{data.clients} (split {data.fingerprint})",
             "inputs": data.inputs_fingerprint,
             "test data": data.test_fingerprint,
@@ -190,6 +194,7 @@ class Federation:
         # A checkpoint from before a setting of [train] was renamed has its old name.
         before = {RENAMED_KEYS.get(f"train.{key}", key).removeprefix("train."): value for key, value in before.items()}
         now = self.settings()
+        before.setdefault("best", str(ACCURACY))  # what decided in earlier versions
         changed = [
             f"{key} was {before.get(key)} and is now {now.get(key)}" for key in now if before.get(key) != now[key]
         ]
@@ -271,9 +276,9 @@ class Federation:
         if server.untrained:
             figures["untrained"] = {name: int(mask.sum()) for name, mask in server.untrained.items()}
         if self.rounds.evaluate_clients != "none":
-            figures |= measure_selected(reports)
+            figures |= measure_selected(reports, setup.task.decider)
         if self.rounds.evaluate_clients == "all":
-            found, bad = measure_all(self.dispatch, server, self._clients_to_measure(), store)
+            found, bad = measure_all(self.dispatch, server, self._clients_to_measure(), store, setup.task.decider)
             figures |= found
         if bad + calibration.bad:
             figures["bad_evaluations"] = bad + calibration.bad

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 import fedfactor
-from fedfactor.server.events import start_line, summarise_rounds
+from fedfactor.server.events import decider_of, start_line, summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256, weights_sha256
 
@@ -42,17 +42,26 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The contents of `summary.json`: accuracy, costs, hashes of weights and private states, versions."""
-        found = summarise_rounds(self.history, self.federation.rounds.target)
+        """The contents of `summary.json`: metrics, costs, hashes of weights and private states, versions.
+
+        `final_NAME` and `best_NAME` are a metric after the last measured round and in the best one. `metric` is the one
+        that decides which round is best.
+        """
+        found, decider = summarise_rounds(self.history, self.federation.rounds.target), decider_of(self.history)
         measured = next((key for key in RANKING if key in found), "")
         scores: dict[str, Any] = found.get(measured, {})
         return {
             **found,
             **self.server.totals,
             "totals": self.server.totals,
-            "final_accuracy": scores.get("final"),
-            "best_accuracy": scores.get("best"),
-            "accuracy_of": measured,
+            "metric": asdict(decider),
+            **{f"{when}_{decider.name}": scores.get(when) for when in ("final", "best")},
+            **{
+                f"{when}_{name}": x
+                for when in ("final", "best")
+                for name, x in scores.get(f"{when}_scores", {}).items()
+            },
+            f"{decider.name}_of": measured,
             "data_identified_by": self.federation.setup.task.data.identified_by,
             "seconds": sum(event.get("seconds", 0.0) for event in self.history),
             "weights_sha256": weights_sha256(self.server.tensors),
@@ -68,7 +77,7 @@ class Result:
 
     def __str__(self) -> str:
         """Return measurements, their protocol and costs as a few lines of text."""
-        found, protocol = self.summary, self.history[0]["protocol"]
+        found, protocol, name = self.summary, self.history[0]["protocol"], decider_of(self.history).name
         lines = [f"{self.federation.setup.method} after {found['rounds']} rounds"]
         lines += [words] if (words := start_line(self.history[0])) else []
         last: dict[str, Any] = next((event for event in reversed(self.history) if set(MEASURED) & set(event)), {})
@@ -76,7 +85,7 @@ class Result:
             if key in found:
                 score = found[key]
                 best = f"best {score['best']:.4f} in round {score['best_round']}"
-                lines.append(f"{key}: accuracy {score['final']:.4f} ({best}); {protocol[meaning]}")
+                lines.append(f"{key}: {name} {score['final']:.4f} ({best}); {protocol[meaning]}")
                 lines += [f"  {line}" for line in _details(last.get(key, {}))]
         macs = "not counted" if found["macs"] is None else f"{found['macs']:,}"
         lines.append(f"bytes up {found['bytes_up']:,}, bytes down {found['bytes_down']:,}; MACs {macs}")
@@ -94,7 +103,8 @@ MEASURED = {"global": "global", "all": "clients", "selected_before": "clients", 
 def _details(scores: dict[str, Any]) -> list[str]:
     """Return the details of a measurement: one line per capacity, or one line with the spread over clients."""
     if "each" in scores:
-        words = [f"{key} {scores[key]:.4f}" for key in ("loss", "perplexity", "std", "worst_decile") if key in scores]
+        names = [key for key in scores if key not in ("at", "clients", "each", "who")]
+        words = [f"{key} {scores[key]:.4f}" for key in names[1:]]  # the first one is in the line above
         return [f"{', '.join(words)} over {scores['clients']} clients"]
     return [
         f"at capacity {level}: " + ", ".join(f"{key} {value:.4f}" for key, value in score.items() if key != "examples")

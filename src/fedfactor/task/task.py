@@ -19,14 +19,15 @@ from fedfactor.data.records import Records
 from fedfactor.models.width import Width
 from fedfactor.profile import timed
 from fedfactor.support.checks import check_choice
+from fedfactor.task.metrics import WITH_CLASSES, Decider, Metric, Metrics
 from fedfactor.task.objective import LOSSES, Loss, check_loss, divergence, logits_of, masked_logits
 
 Build = Callable[..., nn.Module]
 """Builds the task's model at a share of its full width."""
 
 
-BatchSums = tuple[int, float, int]
-"""Right answers, sum of the loss, and number of targets of a batch."""
+BatchSums = Mapping[str, tuple[float, int]]
+"""By metric: its sum over a batch, and over how many targets or examples."""
 
 EVALUATION_BATCH = 100
 """Examples per batch in evaluations unless a run sets it. On one CPU core, CIFAR's networks (VGG16, ResNet-8 and -18)
@@ -45,12 +46,21 @@ class Task:
     """Examples per batch in evaluations."""
     objective: Loss | None = None
     """The loss, in place of that of the kind or of the model: a function of the model's outputs and the batch."""
+    metrics: Mapping[str, Metric] | Sequence[str] = ()
+    """Metrics by name, beside those that all tasks of the kind have."""
+    best: str | None = None
+    """The metric that decides which model is best; by default the accuracy, or the loss if there are no classes."""
+    higher_is_better: bool | None = None
+    """Whether higher values of `best` are better; by default what the metric says."""
+    measures: Metrics = field(init=False, compare=False, repr=False)
     _takes_width: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.kind is None:
             object.__setattr__(self, "kind", "custom" if self.objective else "classification")
         check_choice("kind", str(self.kind), get_args(Kind))
+        measures = Metrics(str(self.kind), self.metrics, self.best, self.higher_is_better)
+        object.__setattr__(self, "measures", measures)
         self._check_data()
         takes = not isinstance(self.model, nn.Module) and "width" in inspect.signature(self.model).parameters
         object.__setattr__(self, "_takes_width", takes)
@@ -114,6 +124,8 @@ class Task:
             self._check_logits(logits_of(outputs), targets_of(batch))
         if not isinstance(outputs, Tensor) or self.objective is not None or self.kind == "custom":
             check_loss(self.loss(outputs, batch))
+        with torch.no_grad():
+            self.measures.check(self._answers(model, batch), batch, min(2, count(self.data.train)))
 
     def _check_logits(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise ValueError if logits or numbers do not fit the targets."""
@@ -175,22 +187,27 @@ class Task:
         return ((logits.argmax(1) == targets) & ~logits.isnan().any(1)).sum()
 
     def evaluate(self, model: nn.Module, examples: Examples) -> dict[str, float]:
-        """Measure accuracy and loss (language: perplexity too) of a model as it is deployed.
+        """Measure accuracy, loss (language: perplexity too) and the task's metrics of a model as it is deployed.
 
-        An answer of NaN is wrong. A loss that is not finite is left out.
+        An answer of NaN is wrong. A loss that is not finite is left out, and so are metrics that are not finite then.
         """
-        return self.scores(self.batch_sums(model, examples))
+        self.measures.reset()
+        sums = self.batch_sums(model, examples)
+        return self.scores(sums, self.measures.compute())
 
     @timed("evaluating")
     def batch_sums(self, model: nn.Module, examples: Examples) -> list[BatchSums]:
-        """Return right answers, summed loss and targets of each batch of an evaluation."""
-        found = []
+        """Return the sums of each batch of an evaluation; metrics that are no sums take the batches."""
+        found: list[BatchSums] = []
         with torch.inference_mode():
             for batch, size in self.test_batches(examples, _home(model)):
                 outputs = self._answers(model, batch)
-                right = int(self.correct(outputs, batch)) if self.has_classes else 0
                 answers = targets_of(batch).numel() if self.has_classes else size
-                found.append((right, float(self.loss(outputs, batch)) * answers, answers))
+                sums: dict[str, tuple[float, int]] = {}
+                if self.has_classes:
+                    sums["accuracy"] = int(self.correct(outputs, batch)), answers
+                sums["loss"] = float(self.loss(outputs, batch)) * answers, answers
+                found.append(sums | self.measures.sums(outputs, batch, size))
         return found
 
     def test_batches(self, examples: Examples, home: Tensor) -> Iterator[tuple[Batch, int]]:
@@ -203,18 +220,23 @@ class Task:
     @property
     def has_classes(self) -> bool:
         """Whether answers are right or wrong: logits of classes (for a binary task, one logit)."""
-        return self.kind in ("classification", "binary", "language")
+        return self.kind in WITH_CLASSES
 
-    def scores(self, sums: Sequence[BatchSums]) -> dict[str, float]:
-        """Return accuracy and loss (language: perplexity too), given the sums of all batches."""
-        right, loss, number = (sum(column) for column in zip(*sums, strict=True)) if sums else (0, 0.0, 0)
-        if not number:
+    @property
+    def decider(self) -> Decider:
+        """The metric that decides which model is best."""
+        return self.measures.decider
+
+    def scores(self, sums: Sequence[BatchSums], others: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return all metrics, given the sums of all batches and the metrics that are no sums."""
+        if not sums:
             raise ValueError("there are no examples to measure on")
-        scores = {"accuracy": right / number} if self.has_classes else {}
-        scores |= {"loss": loss / number, "examples": float(number)}
+        totals = {name: [sum(column) for column in zip(*(one[name] for one in sums), strict=True)] for name in sums[0]}
+        scores = {name: total / number for name, (total, number) in totals.items()} | dict(others or {})
+        scores["examples"] = float(totals["loss"][1])
         if self.kind == "language":
-            scores["perplexity"] = math.exp(min(loss / number, 700.0))
-        return {key: score for key, score in scores.items() if math.isfinite(score)}
+            scores["perplexity"] = math.exp(min(scores["loss"], 700.0))
+        return self.measures.finite(scores)
 
 
 def _home(model: nn.Module) -> Tensor:

@@ -23,7 +23,7 @@ from fedfactor.server.dispatch import NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.support.checks import check_choice
-from fedfactor.task import Task
+from fedfactor.task import Decider, Task
 
 DEFAULTS: dict[str, bool | int | float | str] = {
     "data": "recipe",
@@ -63,6 +63,8 @@ def serve(grid: Grid, context: Context) -> Result:
         restart_lost=config["lost-state"] == "restart",
     )
 
+    deciders: list[Decider] = []
+
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
         if config["data"] == "recipe":
             task, facts = task_of(recipe, str(config["data-dir"]) or None)
@@ -72,12 +74,16 @@ def serve(grid: Grid, context: Context) -> Result:
             roster.population, roster.own_data = number_of_nodes(recipe), True
             _enrol(engine)
             task, facts = _described(recipe, roster)
+        deciders.append(task.decider)
         return dataclasses.replace(recipe, capacities=reported(recipe.capacities, directory)), task, facts
 
     def end(result: Result) -> None:
         _hand_out(result, engine)
 
-    return run(recipe, directory, resume=True, engine=engine, on_event=_tell, begin=begin, end=end)
+    def tell(event: dict[str, Any]) -> None:
+        _tell(event, *deciders)
+
+    return run(recipe, directory, resume=True, engine=engine, on_event=tell, begin=begin, end=end)
 
 
 def _enrol(engine: FlowerEngine) -> None:
@@ -145,15 +151,14 @@ def _described(recipe: Recipe, roster: Roster) -> tuple[Task, Facts]:
     return task_with(recipe, data_without(facts), facts), facts
 
 
-def _tell(event: dict[str, Any]) -> None:
+def _tell(event: dict[str, Any], decider: Decider) -> None:
     """Print one line per round, which appears in Flower's log."""
     if event["event"] != "round":
         return
     words = [f"round {event['round']}: loss {event['loss']:.4f}"]
     for key in ("global", "all", "selected_after"):
         if key in event:
-            scores = event[key] if "accuracy" in event[key] else event[key][max(event[key], key=float)]
-            words.append(f"{key} accuracy {scores['accuracy']:.4f}")
+            words.append(f"{key} {decider.name} {decider.of(event[key]):.4f}")
     words += [f"client {failure['client']} failed ({failure['reason']})" for failure in event["failures"]]
     if "late" in event:
         words.append(f"{event['late']} late answers dropped")
