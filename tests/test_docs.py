@@ -254,6 +254,14 @@ def test_the_tasks_of_the_page_run(
     assert float(loss) < 1.4 and float(accuracy.split()[2]) > 0.9
 
 
+def test_the_example_of_the_metrics_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {title: body for _, title, body in blocks("metrics.md") if title}
+    (tmp_path / "prices.py").write_text(files["prices.py"])
+    found = runpy.run_path(str(tmp_path / "prices.py"))["result"].summary
+    assert found["best_mae"] < 0.5 and found["measured"]["global"]["reached"]["round"] <= 10
+    assert "global: mae" in capsys.readouterr().out and "final_large_error" in found
+
+
 @pytest.fixture
 def own_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     monkeypatch.setitem(registry._table, "methods", registry.entries("methods"))  # forgets it again after the test

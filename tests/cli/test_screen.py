@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedfactor.cli.screen import Progress, Watched, bars, clock, in_bytes, traffic
+from fedfactor.cli.screen import Progress, Watched, bars, clock, in_bytes, line, results, traffic
+from fedfactor.task import LOSS
 from tests.helpers.events import round_event
 
 
@@ -42,6 +43,30 @@ def test_the_live_screen_has_round_accuracy_trend_traffic_clients_and_time_left(
     assert "6.0 kB, dense FedAvg 24.0 kB (4.0x)" in text  # 3 rounds of 4 clients at 2000 bytes
     assert "0:00:40 left" in text  # two rounds at the mean of 10, 10 and 40 seconds
     assert "round 3: 4 of 4 done, 0 failed" in text
+
+
+def test_a_falling_error_is_shown_as_better() -> None:
+    run = Watched("prices", rounds=3)
+    run.hear({"event": "start", "metric": {"name": "mae", "higher_is_better": False}})
+    for number, error in ((1, 31.25), (2, 12.5)):
+        run.hear({**round_event(number, 0.0), "global": {"1": {"mae": error, "loss": 1.0}}})
+    assert "12.5 ▼ -18.8 in round 2, best 12.5 in round 2" in shown(run) and "mae" in shown(run)
+    assert any(str(span.style) == "green" for span in run._score().spans)
+    assert "mae 12.5 at 1" in line(run.last, decider=run.decider) and "mae 12.5, " in run.closing().plain
+    assert "training loss 0.500, test loss 2 at 1" in line({**run.last, "global": {"1": {"loss": 2.0}}}, decider=LOSS)
+    summaries = {
+        name: {**run.last["totals"], "seconds": 1, "metric": {"name": metric, "higher_is_better": False}, **scores}
+        for name, metric, scores in (
+            ("a", "mae", {"final_mae": 12.5, "best_mae": 9.0, "mae_of": "global"}),
+            ("b", "loss", {"final_loss": 0.25, "best_loss": None, "loss_of": "all"}),
+        )
+    }
+    one, both = (Console(file=io.StringIO(), width=120) for _ in range(2))
+    one.print(results({"a": summaries["a"]}, {"a": {}}))
+    both.print(results(summaries, {"a": {}, "b": {}}))
+    assert "mae" in one.file.getvalue() and " 12.5 " in one.file.getvalue()  # type: ignore[attr-defined]
+    text = both.file.getvalue()  # type: ignore[attr-defined]
+    assert "score" in text and "mae 12.5" in text and "loss 0.25" in text and "%" not in text
 
 
 def test_clients_of_the_round_are_counted_as_they_answer() -> None:

@@ -29,8 +29,12 @@ def make_run(
     done: int | None = None,
     levels: tuple[str, ...] = ("1",),
     failing: str = "",
+    metric: str = "accuracy",
 ) -> Path:
-    """Write a run whose accuracy rises to `top` and which moves `factor` times as many bytes as dense FedAvg."""
+    """Write a run whose accuracy rises to `top` and which moves `factor` times as many bytes as dense FedAvg.
+
+    With another `metric`, the same numbers fall from 100 to 100 - `top`, and lower ones are better.
+    """
     folder.mkdir(parents=True)
     recipe: dict[str, Any] = {
         "name": "made-up",
@@ -50,6 +54,12 @@ def make_run(
     lines: list[dict[str, Any]] = [{"event": "start", "dense_bytes": DENSE, "protocol": PROTOCOL}]
     for t in range(1, (rounds if done is None else done) + 1):
         lines.append(made_round(t, rounds, method, seed, top, factor, each, levels, failing))
+    if metric != "accuracy":
+        lines[0]["metric"] = {"name": metric, "higher_is_better": False}
+        for scores in (scores for line in lines for scores in (*line.get("global", {}).values(), line.get("all"))):
+            if scores:
+                scores[metric] = 100 - scores.pop("accuracy")
+                scores |= {"each": [100 - value for value in scores["each"]]} if "each" in scores else {}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

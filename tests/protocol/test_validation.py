@@ -151,6 +151,22 @@ def test_a_reply_of_another_kind_is_refused() -> None:
     )
 
 
+def test_scores_are_those_of_the_task() -> None:
+    error = {"metrics": {"mae": lambda outputs, batch: 0.0}, "best": "mae", "higher_is_better": False}
+    task = run(rounds=0, **error).federation.setup.task
+
+    def report(**scores: float) -> None:
+        check_report(task, "evaluated", Message("evaluated", {**FIELDS, "scores": scores}), WHO, 0)
+
+    report(accuracy=0.5, loss=1.0, mae=-3.0, examples=2.0)
+    with pytest.raises(BadMessage, match="finite numbers named accuracy, examples, loss, mae"):
+        report(accuracy=0.5, loss=1.0, mae=3.0, who=2.0)
+    with pytest.raises(BadMessage, match="include the mae"):
+        report(accuracy=0.5, loss=1.0)
+    with pytest.raises(BadMessage, match="training diverged: the mae on the test data is not finite"):
+        report(accuracy=0.5)
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()

@@ -135,6 +135,34 @@ def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
     assert [row["reached by"] for row in rows(table)] == ["1 of 1", "1 of 1"]
 
 
+def test_a_metric_whose_lower_values_are_better(tmp_path: Path) -> None:
+    for method, top in (("fedavg", 0.5), ("local", 0.25), ("fedpara", 0.75)):
+        make_run(tmp_path / method, method, top=top, metric="mae")
+    make_run(tmp_path / "other", "fedavg")
+    groups, remarks = read_groups([tmp_path])
+    assert len(groups) == 3 and "other is left out: it is measured by accuracy (higher is better)" in remarks[0]
+    found = sections(groups, remarks)
+    best = {group.method: min(value for _, value in group.runs[0].scores["all"]) for group in groups}
+    overview = next(one for one in elements(found) if isinstance(one, Table) and "best mae" in one.head)
+    assert [row[overview.head.index("best mae")] for row in overview.rows] == [f"{best[g.method]:.4g}" for g in groups]
+    said = " ".join(getattr(one, "words", "") for one in elements(found))
+    assert f"mae {best['local']:.4g}, the lowest mae that every run reaches" in said and "accuracy of" not in said
+    won = next(one for one in elements(found) if isinstance(one, Table) and "mean gain" in one.head)
+    row = next(row for row in won.rows if row[0].startswith("fedpara"))
+    assert row[won.head.index("win")] == "20" and row[won.head.index("mean gain")].startswith("+0.")
+    names = [one.name for one in elements(found) if isinstance(one, Figure)]
+    assert {"mae-by-round-all", "mae-by-bytes-all", "clients-sorted"} <= {*names}
+    clients = groups[0].runs[0].clients["all"][1]
+    (drawn, *_) = next(
+        one for one in elements(found) if isinstance(one, Figure) and one.name == "clients-sorted"
+    ).plot.data
+    assert drawn.y[0] == pytest.approx(max(clients.values()), rel=1e-5)  # worst first
+    report([tmp_path / "local"], tmp_path / "r.html", target=99.9)
+    assert "per cent" not in " ".join(names)
+    with pytest.raises(ValueError, match=r"target must be in \[0, 1\] as accuracy is"):
+        report([tmp_path / "other"], tmp_path / "r.html", target=99.9)
+
+
 def test_clients_against_a_reference_are_compared_seed_by_seed(tmp_path: Path) -> None:
     make_run(tmp_path / "l", "local", seed=1, top=0.5, each=True)
     make_run(tmp_path / "f0", "fedavg", seed=0, top=0.9)

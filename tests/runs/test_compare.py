@@ -238,6 +238,19 @@ def test_lines_by_hand() -> None:
     assert "85.00 ± 63.53" in narrow.file.getvalue()  # type: ignore[attr-defined]  # nothing is cut
 
 
+def test_another_metric_has_its_name_and_no_percent() -> None:
+    found = outcome("fedavg", 1, 12.3456, 4_000_000)
+    assert isinstance(found.summary, dict)
+    found.summary["metric"] = {"name": "mae", "higher_is_better": False}
+    text = latex(lines([found]))
+    assert "mae & best &" in text and "12.35 & 12.36" in text and r"\%" not in text
+    assert "mae_mean" in csv_text(lines([found]))
+    mixed = latex(lines([found, outcome("fedpara", 1, 0.7, 1_000_000)]))
+    assert "score & best" in mixed and "mae 12.35" in mixed and r"accuracy \% 70.00" in mixed
+    with pytest.raises(RecipeError, match="evaluate.best is '' and 'loss'"):
+        cells(TABLES, ["fedavg", "fedpara"], [1], Path("nowhere"), settings=["fedpara:evaluate.best=loss"])
+
+
 def test_operations_that_were_not_counted_stay_empty() -> None:
     known, unknown = outcome("fedavg", 1, 0.8, 4), outcome("fedper", 1, 0.9, 2)
     assert unknown.summary is not None

@@ -16,6 +16,7 @@ from fedfactor.runs.compare import SAME, Cell, CellOutcome, compare
 from fedfactor.runs.directory import RunError, diverged, find_runs
 from fedfactor.runs.recipe import RecipeError, values
 from fedfactor.runs.tuning import Candidate, Search, Tuning, directory_name, grid
+from fedfactor.task import Decider
 from tests.helpers.command import fedfactor as call
 
 TABLES: dict[str, Any] = {
@@ -79,6 +80,8 @@ def test_the_best_candidate_is_chosen_and_the_first_among_equals() -> None:
         Candidate({"train.lr": 8}, None, False, "killed"),
     )
     assert tuning(low, lost, one, two).chosen is one and tuning(lost, low).chosen is low
+    falling = Tuning("global", 2, 1, 0.2, (one, lost, low, two), Decider("mae", False))
+    assert falling.chosen is low and falling.as_dict()["metric"] == {"name": "mae", "higher_is_better": False}
     with pytest.raises(ValueError, match=r"all candidates of its tuning diverged \(train.lr=9\)"):
         _ = tuning(lost).chosen
     assert tuning(one, broken).failure == "tuning failed with train.lr=8: killed"  # repeated, not lost

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedfactor.server.events import client_gains, spread, summarise_rounds
+from fedfactor.task import Decider
 from tests.helpers.tiny import run
 
 
@@ -77,3 +78,27 @@ def test_summary_finds_last_best_and_target() -> None:
     assert (found["final"], found["best"], found["best_round"]) == (0.7, 0.8, 2)
     assert found["reached"] == {"round": 2, "bytes_up": 20, "bytes_down": 0, "macs": 2, "failures": 0}
     assert summarise_rounds(events, target=0.9)["global"]["reached"] is None
+
+
+def test_lower_is_better_by_hand() -> None:
+    mae = Decider("mae", higher_is_better=False)
+    scores = {client: {"loss": 1.0, "mae": float(client), "f1": 0.5, "examples": 3.0} for client in range(1, 12)}
+    found = spread(scores, dict.fromkeys(scores, 1.0), mae)
+    assert found["mae"] == 6 and found["worst_decile"] == 10.5 and found["f1"] == 0.5 and "examples" not in found
+    start = {"event": "start", "metric": {"name": "mae", "higher_is_better": False}}
+
+    def run_of(*errors: float) -> list[dict[str, Any]]:
+        each = [{0: {"mae": error, "loss": 1 / error}, 1: {"mae": error + 2, "loss": 0.0}} for error in errors]
+        return [start] + [
+            {"event": "round", "round": t, "totals": {"macs": t}, "all": spread(one, {0: 1.0, 1: 1.0}, mae)}
+            for t, one in enumerate(each, 1)
+        ]
+
+    summary = summarise_rounds(run_of(4.0, 1.0, 2.0), target=3.0)["all"]
+    assert (summary["final"], summary["best"], summary["best_round"]) == (3.0, 2.0, 2)
+    assert summary["reached"] == {"round": 2, "macs": 2}
+    assert summary["best_scores"] == {"mae": 2.0, "loss": 0.5} and summary["final_scores"]["loss"] == 0.25
+    gains = client_gains(run_of(4.0, 1.0), run_of(3.0, 5.0))
+    assert (gains["rounds"], gains["wins"], gains["mean_gain"]) == ([2, 1], 2, 2.0)
+    with pytest.raises(ValueError, match="measured by different metrics: mae, accuracy"):
+        client_gains(run_of(4.0), [measured(1, c0=0.5)])
