@@ -247,7 +247,7 @@ def test_another_metric_has_its_name_and_no_percent() -> None:
     assert "mae_mean" in csv_text(lines([found]))
     mixed = latex(lines([found, outcome("fedpara", 1, 0.7, 1_000_000)]))
     assert "score & best" in mixed and "mae 12.35" in mixed and r"accuracy \% 70.00" in mixed
-    with pytest.raises(RecipeError, match="evaluate.best is '' and 'loss'"):
+    with pytest.raises(RecipeError, match=r"evaluate\.best is '' and 'loss'"):
         cells(TABLES, ["fedavg", "fedpara"], [1], Path("nowhere"), settings=["fedpara:evaluate.best=loss"])
 
 
