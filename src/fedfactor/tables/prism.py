@@ -66,7 +66,9 @@ def rows() -> list[Row]:
     return [
         *_table("Table 1", "", PRINTED["prism"]["prism"], _sub_model, _integer_note),
         *_table("Table 10", "PriSM ", PRINTED["prism"]["prism"], _sub_model, _integer_note),
-        *_table("Table 10", "FedHM ", PRINTED["prism"]["fedhm"], _all_outputs, lambda keep, quantity: FEDHM_NOTES[quantity]),
+        *_table(
+            "Table 10", "FedHM ", PRINTED["prism"]["fedhm"], _all_outputs, lambda keep, quantity: FEDHM_NOTES[quantity]
+        ),
         Row("prism", "Section 4.1", "PriSM-O2, 0.2", "additional Mem", extra, "65 %", note),
         Row("prism", "Abstract", "0.2", "Params / full", share, "5 %"),
     ]
