@@ -47,8 +47,7 @@ class LocalOptimizer:
                 raise ValueError(f"{self.name} has no option {key!r}; {near(key, [*legal])}it has {', '.join(legal)}")
         plain = {key: one.default for key, one in legal.items() if isinstance(one.default, (int, float, str, tuple))}
         known = {key: value for key, value in plain.items() if key not in SHORT} | {**self.options}
-        ordered = {key: tuple(value) if isinstance(value, list) else value for key, value in sorted(known.items())}
-        object.__setattr__(self, "options", ordered)
+        object.__setattr__(self, "options", {key: _exact(known[key], legal.get(key)) for key in sorted(known)})
 
     @classmethod
     def of(cls, chosen: Any) -> LocalOptimizer:
@@ -80,6 +79,13 @@ class LocalOptimizer:
         """Return the class's default of an option; 0 if it has none. SGD's learning rate is 0.1 in this library."""
         found = 0.1 if (self.name, key) == ("sgd", "lr") else getattr(self.parameters.get(key), "default", 0.0)
         return float(found) if isinstance(found, (int, float)) else 0.0
+
+
+def _exact(value: Any, parameter: inspect.Parameter | None) -> Any:
+    """Return a value as the class declares it, whether a recipe or Python gave it: 0 or 0.0, a list or a tuple."""
+    if parameter is not None and parameter.annotation in (float, "float") and type(value) is int:
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def torch_class(name: str) -> type[optim.Optimizer]:
