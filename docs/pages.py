@@ -512,6 +512,11 @@ def recipes_table() -> str:
     return table(["command", "what it is"], rows)
 
 
+def example(path: Path) -> str:
+    """Show an example's command and its file."""
+    return block("sh", f"python examples/{path.name}") + "\n\n" + block("python", path.read_text())
+
+
 # What mkdocs calls.
 
 MARKED: dict[str, Callable[[], str]] = {
@@ -524,6 +529,7 @@ MARKED: dict[str, Callable[[], str]] = {
     "data": lambda: names_table("data"),
     "partitions": lambda: names_table("partitions"),
     "models": lambda: names_table("models"),
+    **{f"example {path.stem}": functools.partial(example, path) for path in (ROOT / "examples").glob("*.py")},
     "renamed": lambda: table(["old key", "new key"], [[code(old), code(new)] for old, new in RENAMED_KEYS.items()]),
 }
 """Functions that return the text for `<!-- made: NAME -->` in a page."""
