@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from fedfactor.runs.directory import RunError
+from fedfactor.runs.recipe import RecipeError, resolve
 from fedfactor.runs.tasks import model_factory, model_options, task_of
-from tests.helpers.recipes import recipe
+from fedfactor.task import Decider
+from tests.helpers.recipes import TABLES, recipe
 
 
 def test_a_model_that_is_none_says_so() -> None:
@@ -40,3 +44,35 @@ def test_facts_are_enough_to_use_a_model_without_the_data() -> None:
     assert written["input_shape"] == written["seen_shape"] == [1, 8, 8]
     assert (written["input_dtype"], written["seen_dtype"]) == ("uint8", "float32")
     assert [sum(counts) for counts in written["examples"]] == [len(part) for part in task.data.train_of]
+
+
+F1 = {"name": "torchmetrics.classification:MulticlassF1Score", "num_classes": 10, "average": "macro"}
+
+
+def scaled(outputs: Tensor, batch: Any, factor: float = 1.0) -> Tensor:
+    return factor * (outputs.argmax(1) == batch[1])
+
+
+def test_a_recipe_names_metrics_with_their_options() -> None:
+    own = {"plain": f"{__name__}:scaled", "twice": {"name": f"{__name__}:scaled", "factor": 2.0}, "f1": F1}
+    found = resolve({**TABLES, "evaluate": {"metrics": own, "best": "f1"}})
+    assert found.tables["evaluate"]["metrics"]["f1"] == F1
+    task, _ = task_of(found)
+    assert task.decider == Decider("f1", higher_is_better=True) and task.data.central is not None
+    scores = task.evaluate(task.build(), task.data.central)
+    assert scores["plain"] == pytest.approx(scores["accuracy"]) == pytest.approx(scores["twice"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "sentence"),
+    [
+        ("nix", "evaluate.metrics: there is no built-in metric 'nix'"),
+        ("nix:nix", "evaluate.metrics: 'nix:nix' cannot be imported"),
+        ({"num_classes": 3}, "evaluate.metrics: m: only a metric that is named as package.module:name takes options"),
+        ({**F1, "average": "median"}, "evaluate.metrics: m: MulticlassF1Score refuses its options: .*average"),
+        (3, r"evaluate.metrics\.?"),
+    ],
+)
+def test_a_wrong_metric_of_a_recipe_is_refused_before_data_are_loaded(metric: Any, sentence: str) -> None:
+    with pytest.raises(RecipeError, match=sentence):
+        resolve({**TABLES, "evaluate": {"metrics": {"m": metric}}})

@@ -16,6 +16,7 @@ from torchmetrics.functional.classification import binary_auroc, multiclass_auro
 
 import fedfactor
 from fedfactor.data.clients import FederatedData
+from fedfactor.export import export
 from fedfactor.server.result import Result
 from fedfactor.task import ACCURACY, LOSS, Decider, Task
 from tests.helpers.tiny import Tiny, data, odd, run
@@ -256,6 +257,17 @@ def test_a_target_lies_where_the_metric_does() -> None:
     with pytest.raises(ValueError, match=r"target must be in \[0, 1\] as accuracy is, got 80"):
         run(target=80)
     assert regression(target=80.0, rounds=1).summary["measured"]["global"]["reached"]["round"] == 1
+
+
+def test_a_run_directory_opens_with_its_metric(tmp_path: Path) -> None:
+    settings = {"metrics": METRICS, "best": "mae", "directory": tmp_path / "run"}
+    result = regression(**settings)
+    opened = fedfactor.load(tmp_path / "run", model=lambda: nn.Linear(4, 1))
+    assert opened.summary["final_mae"] == result.summary["final_mae"] == opened.table()["global.1.mae"][-1]
+    assert opened.recipe.tables["evaluate"]["metrics"]["t"].endswith(":MeanAbsoluteError")
+    card = export(tmp_path / "run", tmp_path / "m.pt2", model=lambda: nn.Linear(4, 1), with_data=False).card.read_text()
+    assert "| mae | not measured |" in card and "| mae in the run | " in card and "numbers, one per target" in card
+    assert regression(**{**settings, "rounds": 5, "metrics": ["mae"]}).summary["rounds"] == 5  # others may change
 
 
 def test_tiny_is_measured_by_a_function_of_its_batch() -> None:

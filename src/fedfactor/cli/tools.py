@@ -81,13 +81,14 @@ def export(
 ) -> None:
     """Write a run's model as plain torch or ONNX, checked, with a model card."""
     from fedfactor.export import export as export_run
+    from fedfactor.export.card import shown
 
     found = export_run(
         directory, out, capacity=capacity, client=client, round=at_round, data_dir=data_dir,
         with_data=not without_data, model=model,
     )  # fmt: skip
     files = [str(path) for path in (found.path, found.architecture, found.card) if path is not None]
-    scores = ", ".join(f"{name} {score:.4f}" for name, score in found.scores.items() if name != "examples")
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in shown(found.scores).items())
     scored = f"; {scores} on the test data" if scores else ""
     tell(f"wrote {', '.join(files)}{scored}. To load it:\n")
     tell(found.snippet)

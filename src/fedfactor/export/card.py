@@ -14,6 +14,7 @@ from fedfactor.export.taking import Taken
 from fedfactor.registry import entries
 from fedfactor.runs.recipe import Recipe
 from fedfactor.server.events import decider_of
+from fedfactor.task.metrics import WITH_CLASSES
 
 
 def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path | None, apart: float) -> str:
@@ -84,17 +85,27 @@ def _data(recipe: Recipe, clients: int) -> str:
 def _output(facts: dict[str, Any]) -> str:
     if facts["kind"] == "binary":
         return "(batch, 1) logits; above 0 means yes"
+    if facts["kind"] not in WITH_CLASSES:
+        return "numbers, one per target" if facts["kind"] == "regression" else "as the task's own loss takes it"
     names = [str(name) for name in facts["class_names"]]
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"(batch, {facts['classes']}) logits: {shown}".replace("|", "\\|").replace("\n", " ")
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"(batch, {facts['classes']}) logits: {listed}".replace("|", "\\|").replace("\n", " ")
 
 
 def _scores(taken: Taken) -> list[str]:
-    """Return one line per metric; the loss has none if there are others."""
+    """Return one line per metric."""
     if not taken.scores:
-        return [f"| {decider_of(taken.run.metrics).name} | not measured |"]
-    shown = [name for name in taken.scores if name not in ("loss", "examples")] or ["loss"]
-    return [f"| {name} | {taken.scores[name]:.4f} on {taken.scores['examples']:.0f} {taken.tested} |" for name in shown]
+        events = taken.run.metrics  # a client's device has none
+        decider = decider_of(events) if events else taken.result.federation.setup.task.decider
+        return [f"| {decider.name} | not measured |"]
+    on = f"on {taken.scores['examples']:.0f} {taken.tested}"
+    return [f"| {name} | {score:.4f} {on} |" for name, score in shown(taken.scores).items()]
+
+
+def shown(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics to show: the loss only if there are no others."""
+    others = {name: score for name, score in scores.items() if name not in ("loss", "examples")}
+    return others or {name: score for name, score in scores.items() if name == "loss"}
 
 
 def _journal(taken: Taken) -> str:
