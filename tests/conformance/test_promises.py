@@ -16,11 +16,11 @@ from fedfactor.engines import Done
 from fedfactor.factor import Hadamard, LowRank
 from fedfactor.methods import FedHM, FedPer, FedRep, HeteroFL
 from fedfactor.nn import factorize
+from fedfactor.nn.state import weights_sha256
 from fedfactor.optimizers import FedProx
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.registry import create
-from fedfactor.server.state import weights_sha256
 from fedfactor.testing import PROMISES, Promise
 from fedfactor.testing.federation import Recording, Tampering
 from fedfactor.testing.promises import combinations

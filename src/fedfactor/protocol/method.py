@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.nn import compose
+from fedfactor.nn.frozen import Frozen
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
@@ -88,8 +89,8 @@ class Phase:
 
 
 def parameter_names(network: nn.Module) -> list[str]:
-    """Return the names of the network's parameters."""
-    return [name for name, _ in network.named_parameters()]
+    """Return the names of the network's parameters, without those of a frozen base."""
+    return [name for name, parameter in network.named_parameters() if not isinstance(parameter, Frozen)]
 
 
 def split_epochs(what: str, first: int | None, share: float, epochs: float) -> tuple[float, float]:

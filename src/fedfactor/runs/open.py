@@ -232,6 +232,12 @@ class Run:
         model = federation.settings()["model"]
         if info["settings"].get("model", model) != model:
             raise RunError(f"the model has other tensors than the model of {self.directory}")
+        base = self.task.get("base_sha256", "")
+        if base != federation.setup.base_sha256:
+            raise RunError(
+                f"the frozen base of the model has the SHA-256 {federation.setup.base_sha256 or 'of no base'}, but "
+                f"{self.directory} was trained on {base or 'a model without frozen parameters'}: use the same weights"
+            )
         federation.journal.events = self.metrics[: info["events"]]
         return Result(federation, Server.from_bytes(data, info))
 

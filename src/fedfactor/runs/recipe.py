@@ -40,7 +40,7 @@ from fedfactor.task.metrics import Metrics
 
 __all__ = [
     "Recipe", "RecipeError", "Table", "cells", "described", "merged", "nested", "overridden_cells", "override", "parse",
-    "read", "recorded", "resolve", "schema", "small", "values",
+    "read", "recorded", "resolve", "schema", "small", "values", "with_base",
 ]  # fmt: skip
 
 
@@ -207,6 +207,13 @@ def recorded(path: Path) -> Recipe:
     """Return the recipe that a run directory records, given the path of its `recipe.toml`."""
     tables = read(path)
     return resolve(tables, str(path), from_python="data" not in tables)
+
+
+def with_base(recipe: Recipe, sha256: str) -> Recipe:
+    """Return a recipe that names the frozen base of its model by its SHA-256, if it has one."""
+    if recipe.from_python or not sha256:
+        return recipe
+    return dataclasses.replace(recipe, tables=merged(recipe.tables, {"model": {"base_sha256": sha256}}))
 
 
 def described(

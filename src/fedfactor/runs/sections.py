@@ -271,6 +271,15 @@ def built(where: str, build: Callable[[], Built]) -> Built:
 
 # The options of what sections choose by name.
 
+WEIGHTS: Fields = {
+    "pretrained": (
+        str,
+        Field(None, description="weights to start from: a safetensors, .pth or .bin file, or a Hugging Face folder"),
+    ),
+    "base_sha256": (str, Field(None, description="SHA-256 of the model's frozen tensors; a run refuses another base")),
+}
+"""Keys of `[model]` that every model has."""
+
 
 def options_of(section: str, name: str) -> type[BaseModel]:
     """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
@@ -316,6 +325,7 @@ def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
         for option in {"classes", "width"} & {*fields}:
             if option == "classes" or fields[option][1].is_required():
                 fields[option] = fields[option][0], Field(default=None)
+        fields |= {key: field for key, field in WEIGHTS.items() if key not in fields}
     elif section == "partition":
         for option, (kind, field) in _parameters(federated).items():
             if option in SHARED:

@@ -19,7 +19,7 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.registry import imported
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.sections import Table, builder_of, metrics_of
+from fedfactor.runs.sections import WEIGHTS, Table, builder_of, metrics_of
 from fedfactor.task import Task
 
 Facts = dict[str, Any]
@@ -29,6 +29,16 @@ Facts = dict[str, Any]
 def setup_of(recipe: Recipe, task: Task) -> Setup:
     """Return the setup of a recipe, which server and clients share."""
     return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+
+
+def facts_with_base(facts: Facts, setup: Setup) -> Facts:
+    """Return the facts about a task with the SHA-256 of the model's frozen base, if it has one."""
+    return facts | ({"base_sha256": setup.base_sha256} if setup.base_sha256 else {})
+
+
+def may_have_base(recipe: Recipe) -> bool:
+    """Return whether the model can have a frozen base, which is known for sure only when it is built."""
+    return "tune" in recipe.tables or ":" in recipe.tables["model"]["name"]
 
 
 def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
@@ -105,8 +115,9 @@ COUNTED = 200
 
 def model_options(table: Table, classes: int) -> Table:
     """Return the arguments of a recipe's model at full width."""
-    options = {key: value for key, value in table.items() if key != "name"}
     parameters = inspect.signature(builder_of(table["name"])).parameters
+    ours = {"name", *(key for key in WEIGHTS if key not in parameters)}
+    options = {key: value for key, value in table.items() if key not in ours}
     if "classes" in parameters:
         options.setdefault("classes", classes)
     if "width" in parameters:

@@ -17,6 +17,7 @@ from fedfactor.data.batches import Batch, arguments, like, targets_of
 from fedfactor.data.clients import Examples, FederatedData, Kind, count
 from fedfactor.data.records import Records
 from fedfactor.models.width import Width
+from fedfactor.nn.frozen import Frozen, freeze
 from fedfactor.profile import timed
 from fedfactor.support.checks import check_choice
 from fedfactor.task.metrics import WITH_CLASSES, Decider, Metric, Metrics
@@ -66,9 +67,11 @@ class Task:
         object.__setattr__(self, "_takes_width", takes)
 
     def build(self, width: float | Width = 1.0) -> nn.Module:
-        """Build the model at a share of its full width."""
+        """Build the model at a share of its full width; parameters that do not require gradients are its base."""
         if isinstance(self.model, nn.Module):
-            built = copy.deepcopy(self.model)
+            # Frozen tensors are never written to, so copies share them.
+            shared = {id(p): Frozen(p) for p in self.model.parameters() if not p.requires_grad}
+            built = copy.deepcopy(self.model, shared)
         else:
             built = self.model(width=width) if self._takes_width else self.model()
         if width != 1.0 and not self._takes_width:
@@ -76,7 +79,7 @@ class Task:
                 f"the method asks for a model of width {float(width):g}, but the model given has one size only; "
                 "give a factory that takes `width`, such as lambda width: Net(width)"
             )
-        return built
+        return freeze(built)
 
     def _check_data(self) -> None:
         """Raise ValueError if targets do not fit the kind or training inputs are not finite; warn of test inputs."""
