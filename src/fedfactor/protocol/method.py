@@ -172,6 +172,8 @@ class Method:
     """FedAvg (McMahan et al. 2017, Alg. 1): all tensors are shared and averaged, weighted by examples."""
 
     name: ClassVar[str] = ""
+    untunable: ClassVar[str] = ""
+    """Why the method cannot train the change of a frozen base (`[tune]`); empty if it can."""
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError if the class defines a hook that would never be called."""

@@ -50,6 +50,8 @@ class Setup:
             raise ValueError(f"{traits.needs_classes} needs one class per example, which a {kind} task does not have")
         if traits.needs_logits and not self.task.has_classes:
             raise ValueError(f"{traits.needs_logits} needs logits of classes, which a {kind} task does not have")
+        if self.task.tune is not None and self.method.untunable:
+            raise ValueError(cannot_tune(self.method))
         self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:
@@ -132,6 +134,11 @@ class Setup:
             values = tensors_of(self.initial(capacity)) if private else {}
             self._kept[capacity] = {name: tensor for name, tensor in values.items() if name in private}
         return self._kept[capacity]
+
+
+def cannot_tune(method: Method) -> str:
+    """Return why a method cannot be used with `[tune]`."""
+    return f"{method.name} cannot fine-tune a frozen base ([tune]): {method.untunable}. Use fedavg, lora or fedpara"
 
 
 def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]:

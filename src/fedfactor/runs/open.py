@@ -193,7 +193,8 @@ class Run:
                 f"{self.directory} was started from Python, so it does not record its model: give the model with "
                 "load(DIR, model=...), or with --model package.module:function on the command line"
             )
-        return Task(self.given_model, data, facts["kind"], self.recipe.rounds.evaluate_batch_size)
+        size = self.recipe.rounds.evaluate_batch_size
+        return Task(self.given_model, data, facts["kind"], size, tune=self.recipe.tune)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""
