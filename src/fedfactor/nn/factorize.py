@@ -79,10 +79,10 @@ _fitting = ContextVar("_fitting", default=True)
 
 
 @contextmanager
-def unfitted() -> Iterator[None]:
+def unfitted(active: bool = True) -> Iterator[None]:
     """Let `factorize` draw random factors within this block, even with `keep_weights`: to save time, if only the form
-    of a model is needed."""
-    token = _fitting.set(False)
+    of a model is needed. If not `active`, end the effect of such a block around this one."""
+    token = _fitting.set(not active)
     try:
         yield
     finally:

@@ -72,7 +72,8 @@ class Setup:
     def build(self, width: float | Width = 1.0) -> nn.Module:
         """Build the task's model. If it has a frozen base, it is built once, and all copies share the base."""
         if self._prototype is None:
-            model = self.task.build(width)
+            with unfitted(active=False):  # a frozen base is needed with its values
+                model = self.task.build(width)
             if not base_of(model):
                 return model
             self._prototype = model, torch.get_rng_state()
