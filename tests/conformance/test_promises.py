@@ -72,7 +72,19 @@ def test_codecs_make_messages_smaller() -> None:
 # 4. A private tensor never appears in a decoded upload.
 
 
-PRIVATE = {"local", "fedper", "fedrep", "fedbn", "lg_fedavg", "pfedpara", "feddecomp", "fedrod", "fedcac", "pfedgate"}
+PRIVATE = {
+    "local",
+    "fedper",
+    "fedrep",
+    "fedbn",
+    "lg_fedavg",
+    "pfedpara",
+    "feddecomp",
+    "fedrod",
+    "fedcac",
+    "pfedgate",
+    "fedsa_lora",
+}
 
 
 @pytest.mark.parametrize("method", METHODS)

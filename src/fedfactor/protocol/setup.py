@@ -17,7 +17,7 @@ from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Bytes, decode
-from fedfactor.protocol.method import Method, form_of, has_global_model
+from fedfactor.protocol.method import Method, form_of, has_global_model, parameter_names
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -42,6 +42,7 @@ class Setup:
     _plain: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
+    _fixed: dict[float, frozenset[str]] = field(default_factory=dict)
 
     def bind(self, levels: Sequence[float]) -> None:
         """Adapt the method to the task and the run's capacity levels; call this before networks are built."""
@@ -99,6 +100,7 @@ class Setup:
                 built = self.initial(capacity)
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
+            self._fixed[capacity] = frozenset(parameter_names(built)) - self._trained[capacity]
         return self._networks[capacity]
 
     def initial(self, capacity: float) -> nn.Module:
@@ -127,6 +129,11 @@ class Setup:
         """Return the names of the parameters that are trained, which codecs may change; frozen ones are left out."""
         self.network(capacity)
         return self._trained[capacity]
+
+    def uploaded(self, capacity: float, down: Tensors) -> Tensors:
+        """Return the tensors of a download that are uploaded: all but parameters that the method does not train."""
+        self.network(capacity)
+        return {name: tensor for name, tensor in down.items() if name not in self._fixed[capacity]}
 
     def kept(self, capacity: float) -> Tensors:
         """Return the initial private tensors, which clients have before they first take part."""

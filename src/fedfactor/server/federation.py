@@ -398,7 +398,7 @@ def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
         # Of a weight that is sent as U V, the rows of U are its output channels.
         dense = {f"{layer}.u": name for layer, name in dense_names(setup.network(reply.capacity)).items()}
         for piece in reply.plan.values():
-            name = dense.get(piece.source, piece.source)
+            name = dense[piece.source] if dense.get(piece.source) in masks else piece.source
             if name in masks:
                 rows = piece.index[0] if piece.index else None
                 masks[name][rows if isinstance(rows, Tensor) else slice(rows)] = False
