@@ -11,16 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from fedfactor import load
+from fedfactor import Tune, load
 from fedfactor.engines import Pool
 from fedfactor.methods import FedPer
+from fedfactor.nn.frozen import base_of
 from fedfactor.protocol.message import decode
+from fedfactor.registry import create
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run as run_recipe
 from fedfactor.runs.flower.node import ClientNode
+from fedfactor.testing.promises import client_network, combinations, refusal
 from tests.helpers import grid
 from tests.helpers.bases import Adapted, other_base
-from tests.helpers.tiny import Recording, Tiny, data, lasting, run
+from tests.helpers.tiny import METHODS, Recording, Tiny, data, lasting, run
 
 
 def tuned(model: Any = None, **settings: Any) -> Any:
@@ -146,3 +149,72 @@ def test_models_that_cannot_be_tuned_are_refused_in_words() -> None:
 
     with pytest.raises(ValueError, match=r"heterofl trains networks of other widths, but the frozen parameters"):
         run("heterofl", model=partly)
+
+
+# Every method on the change of a frozen base.
+
+TUNE = Tune(targets=("conv2", "hidden"), train=("fc",))
+TUNABLE = [name for name in METHODS if not create("methods", name).untunable and name != "fedbn"]
+"""FedBN needs batch norms that are trained, but here all are frozen."""
+
+
+def change(method: str, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return run(method, **{"model": Tiny(), "tune": TUNE, **settings})
+
+
+@pytest.mark.parametrize("method", TUNABLE)
+def test_every_method_tunes_a_frozen_base(method: str, tmp_path: Path) -> None:
+    """Neither the base nor private tensors travel, worker processes give the same bits, and so does a resumed run."""
+    engine = Recording()
+    whole = change(method, engine=engine, evaluate_clients="all")
+    setup, first = whole.federation.setup, change(method, rounds=0).model
+    assert all(torch.equal(first.state_dict()[name], tensor) for name, tensor in given_body().items())
+    base, private = base_of(setup.build()), setup.method.private_names(setup.network(1.0))
+    assert "conv1.weight" in base and "bn1.running_mean" in base and "conv2.base" in base
+    for message in map(decode, [*engine.up, *engine.down]):
+        names = {name.partition("/")[2].partition(":")[0] for name in message.tensors}
+        assert not names & {*base, *private, "conv2.weight", "hidden.weight"}
+    assert not {*whole.server.tensors} & {*base}
+    with Pool(2) as pool:
+        assert lasting(change(method, engine=pool, evaluate_clients="all")) == lasting(whole)
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "committed" and event["round"] == 1:
+            raise _Stop
+
+    with suppress(_Stop):
+        change(method, directory=tmp_path / "run", on_event=stop, evaluate_clients="all")
+    assert lasting(change(method, directory=tmp_path / "run", evaluate_clients="all")) == lasting(whole)
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or given_body()["conv1.weight"].numpy().tobytes() not in path.read_bytes(), path
+
+
+def given_body() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: tensor for name, tensor in Tiny().state_dict().items() if not name.startswith("fc")}
+
+
+@pytest.mark.parametrize("method", sorted({*METHODS} - {*TUNABLE}))
+def test_other_methods_say_why_they_cannot(method: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"cannot fine-tune a frozen base \(\[tune\]\): |fedbn keeps batch norms private"
+    ):
+        change(method)
+
+
+@pytest.mark.parametrize("method", ["lora", "fedpara", "feddecomp", "flexlora", "fedavg"])
+def test_methods_tune_with_every_optimizer_and_codec(method: str) -> None:
+    made = create("methods", method)
+    for optimizer, codec in combinations(made):
+        if refusal(made, optimizer, codec) is None:
+            result = change(method, optimizer=optimizer, codec=codec)
+            assert result.summary["failures"] == 0, (optimizer, codec)
+
+
+def test_a_tuned_client_of_another_process_computes_what_is_deployed() -> None:
+    result = change("pfedpara", cohort=6)
+    for client in range(2):
+        network = client_network(result, client).eval()
+        x = data().train[0][:5]
+        torch.testing.assert_close(result.client_model(client).eval()(x), network(x), rtol=1e-4, atol=1e-5)
