@@ -7,14 +7,15 @@ import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedfactor.factor.base import Scheme
 from fedfactor.factor.dense import Dense
 from fedfactor.nn.factorize import _changed, _decide, _replace, _Site, _tied, _weights, _wrap
 from fedfactor.nn.frozen import Frozen, freeze
-from fedfactor.nn.layers import FactorWeight
+from fedfactor.nn.layers import FactorWeight, factor_weights
 from fedfactor.support.checks import check_number, near
 
 ATTENTION = (
@@ -89,6 +90,20 @@ def shared_memory(model: nn.Module, how: Tune | None) -> dict[int, Frozen]:
         for name, parameter in model.named_parameters()
         if (not how.trains(name) if how else not parameter.requires_grad)
     }
+
+
+def fresh_changes(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return zeros in place of dense changes that have not been trained, for `copy.deepcopy`.
+
+    Their memory is not touched, so they cost nothing if a method replaces them by factors.
+    """
+    dense = [layer.factors["w"] for layer in factor_weights(model).values() if layer.base is not None]
+    return {id(w): nn.Parameter(_untouched(w)) for w in dense}
+
+
+def _untouched(like: Tensor) -> Tensor:
+    """Return zeros that the operating system provides when they are first written to; torch would write them."""
+    return torch.from_numpy(np.zeros(like.nbytes, np.uint8)).view(like.dtype).view(like.shape)
 
 
 def tuned(

@@ -116,17 +116,18 @@ def factorize(
     Raises:
         ValueError: A pattern matches no layer, or with `keep_weights` a scheme has no factors for a given weight.
     """
-    model = copy.deepcopy(model)
-    chosen = {
-        (site.layer, site.attribute): _factor_weight(site, keep_weights, generator)
-        for site in _sites(model, scheme, skip, per_layer)
-        if site.scheme is not None
-    }
+    sites = [site for site in _sites(model, scheme, skip, per_layer) if site.scheme is not None]
+    chosen = {(site.layer, site.attribute): _factor_weight(site, keep_weights, generator) for site in sites}
+    # Dense changes that are replaced need not be copied: they may be as large as the base.
+    changes = [site.owner for site in sites if site.owner is not None and site.owner.base is not None]
+    model = copy.deepcopy(model, {id(owner.factors["w"]): owner.factors["w"] for owner in changes})
 
     def rebuild(name: str, module: nn.Module) -> nn.Module:
         ours = {attribute: weight for (layer, attribute), weight in chosen.items() if layer == name}
         if not ours:
             return module
+        if all(weight.base is not None for weight in ours.values()):
+            return _with_changes(module, ours)
         if isinstance(module, (_FactorRecurrent, FactorMultiheadAttention)):
             ours = {**module.factored(), **ours}
         return _wrap(module.plain() if isinstance(module, FACTORED) else module, ours)
@@ -327,17 +328,29 @@ def _changed(
     scheme: Scheme, base: Frozen, alpha: float, generator: torch.Generator | None, before: FactorWeight | None = None
 ) -> FactorWeight:
     """Return a weight that is a frozen base plus a change, which starts at zero or with the change `before`."""
-    shape = WeightShape.of(base)
+    shape, base = WeightShape.of(base), Frozen(base)
     if base.is_meta:
         return FactorWeight(
             scheme, shape, {name: base.new_empty(size) for name, size in scheme.shapes(shape).items()}, base, alpha
         )
     factors = scheme.zero(base.detach(), generator)
     made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
-    if before is not None and _fitting.get() and (change := before.change().detach()).any():
+    # What a change starts from is dense, and so not scaled.
+    if before is not None and _fitting.get() and (change := before.factors["w"].detach()).any():
         factors = scheme.from_dense(change / made.scale, generator)
         made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
     return made
+
+
+def _with_changes(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:
+    """Replace the changes of a layer with a frozen base."""
+    if isinstance(module, FactorWeight):
+        return module.with_change(weights["weight"])
+    for old in module.named_children():
+        new = next((w for a, w in weights.items() if module.factored().get(a) is old[1]), None)  # type: ignore[operator]
+        if new is not None:
+            module._modules[old[0]] = new
+    return module
 
 
 def _wrap(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:

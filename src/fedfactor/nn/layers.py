@@ -69,6 +69,16 @@ class FactorWeight(nn.Module):
         """Return what the factors add to the frozen base."""
         return self.scale * self.scheme.compose(self.factors, self.shape)
 
+    def with_change(self, weight: FactorWeight) -> FactorWeight:
+        """Return the same layer with other factors, without composing a weight."""
+        new = self.__class__.__new__(self.__class__)
+        _take_over(new, self)
+        rest = {name: p for name, p in self._parameters.items() if name not in ("base", *self.factor_names)}
+        new.__dict__["_parameters"] = {**weight._parameters, **rest}
+        for name in ("scheme", "shape", "alpha", "scale", "factor_names"):
+            new.__dict__[name] = getattr(weight, name)
+        return new
+
     def apply_to(self, x: Tensor, geometry: ConvGeometry | None, bias: Tensor | None) -> Tensor:
         """Apply the layer to `x`; `geometry` is `None` for a linear layer."""
         if self.base is None and self._held is None:

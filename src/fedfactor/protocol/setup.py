@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedfactor.models.width import Width
 from fedfactor.nn import unfitted
+from fedfactor.nn.adapt import fresh_changes
 from fedfactor.nn.frozen import base_of
 from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.codecs import Codec
@@ -85,7 +86,7 @@ class Setup:
             )
         model, after = self._prototype
         torch.set_rng_state(after)  # so that what is drawn next does not depend on whether the model was built anew
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, dict(fresh_changes(model)) if self.task.tune else None)
 
     @cached_property
     def base_sha256(self) -> str:
