@@ -93,6 +93,11 @@ def parameter_names(network: nn.Module) -> list[str]:
     return [name for name, parameter in network.named_parameters() if not isinstance(parameter, Frozen)]
 
 
+def fixed_names(network: nn.Module) -> set[str]:
+    """Return the names of parameters that are downloaded but not trained, and so not uploaded."""
+    return {name for name in parameter_names(network) if not network.get_parameter(name).requires_grad}
+
+
 def split_epochs(what: str, first: int | None, share: float, epochs: float) -> tuple[float, float]:
     """Split a round's epochs (or steps: see `Phase.epochs`) into two phases; return the length of each.
 

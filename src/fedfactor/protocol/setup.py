@@ -18,7 +18,7 @@ from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Bytes, decode
-from fedfactor.protocol.method import Method, form_of, has_global_model, parameter_names
+from fedfactor.protocol.method import Method, fixed_names, form_of, has_global_model
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -101,7 +101,7 @@ class Setup:
                 built = self.initial(capacity)
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
-            self._fixed[capacity] = frozenset(parameter_names(built)) - self._trained[capacity]
+            self._fixed[capacity] = frozenset(fixed_names(built))
         return self._networks[capacity]
 
     def initial(self, capacity: float) -> nn.Module:
