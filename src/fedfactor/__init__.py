@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedfactor.data.clients import FederatedData
     from fedfactor.methods import create_method, list_methods
     from fedfactor.models import list_models
+    from fedfactor.nn.adapt import Tune
     from fedfactor.runs.open import load
     from fedfactor.runs.simulate import simulate
     from fedfactor.server.result import Result
@@ -20,6 +21,7 @@ __all__ = [
     "FederatedData",
     "Result",
     "Task",
+    "Tune",
     "create_method",
     "list_methods",
     "list_models",
@@ -31,6 +33,7 @@ _HOMES = {
     "FederatedData": "fedfactor.data.clients",
     "Result": "fedfactor.server.result",
     "Task": "fedfactor.task",
+    "Tune": "fedfactor.nn.adapt",
     "create_method": "fedfactor.methods",
     "list_methods": "fedfactor.methods",
     "list_models": "fedfactor.models",

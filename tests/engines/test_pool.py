@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from fedfactor import Tune
 from fedfactor.engines import Done, Job, Pool
 from fedfactor.engines.pool import PreparedJob, SharedBuffer, WorkerStartError, shared_file
 from fedfactor.methods import HeteroFL
@@ -261,3 +264,26 @@ def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
     with Pool(2) as pool:
         found = run(engine=pool, rounds=3, on_event=kill)
         assert lasting(found) == expected and found.summary["totals"]["failures"] == 0
+
+
+def test_workers_share_a_frozen_base() -> None:
+    """Each worker has less than a tenth of a large base as memory of its own, beyond what it has with a small one."""
+
+    def own_bytes(features: int) -> int:
+        torch.manual_seed(0)
+        body = [nn.Linear(features, features, bias=False) for _ in range(8)]
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, features), *body, nn.Linear(features, 10))
+        found = [0]
+
+        def watch(event: dict[str, Any]) -> None:
+            if event["event"] == "answered" and event["round"] == 2:
+                texts = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text() for worker in pool._workers]
+                kilobytes = [sum(map(int, re.findall(r"^Private_\w+: +(\d+)", text, re.M))) for text in texts]
+                found.append(1024 * max(kilobytes))
+
+        with Pool(2) as pool:
+            tune = Tune(targets=("2", "3"), train=("10",))
+            run("lora", model=model, tune=tune, capacities=None, engine=pool, on_event=watch)
+        return max(found)
+
+    assert own_bytes(1024) - own_bytes(16) < 0.1 * 4 * 8 * 1024**2

@@ -11,9 +11,8 @@ from torch import nn
 
 from fedfactor.methods import FjORD, Participant
 from fedfactor.methods.nested import Nested
-from fedfactor.nn.state import tensors_of
+from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.plan import Reply, holders_mean, pull
-from fedfactor.server.state import weights_sha256
 from tests.helpers.networks import Text
 from tests.helpers.tiny import run, task
 

@@ -13,11 +13,10 @@ from fedfactor import cost
 from fedfactor.engines import Pool
 from fedfactor.methods import Pufferfish
 from fedfactor.nn import compose, factor_weights
-from fedfactor.nn.state import fill, tensors_of
+from fedfactor.nn.state import fill, tensors_of, weights_sha256
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, holders_mean, whole_plan
-from fedfactor.server.state import weights_sha256
 from fedfactor.tables.counting import network, parameters
 from tests.helpers.measured import Measured
 from tests.helpers.tiny import CODECS, OPTIMIZERS, lasting, refusal, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedfactor.methods import Slim
-from fedfactor.server.state import weights_sha256
+from fedfactor.nn.state import weights_sha256
 from tests.helpers.tiny import Tiny, run
 
 

@@ -27,7 +27,7 @@ def test_every_default_is_written_out() -> None:
     }  # fmt: skip
     assert tables["partition"]["alpha"] == 0.5 and tables["partition"]["take"] == 0
     assert tables["method"] == {
-        "name": "fedpara", "dense": [], "start": "random", "gamma": 0.1, "tanh": False, "jacobian": 0.0,
+        "name": "fedpara", "dense": [], "start": "random", "gamma": 0.1, "tanh": False, "jacobian": 0.0, "rank": 0,
     }  # fmt: skip
     assert resolve({**BASE, "model": {"name": "vgg16"}}).tables["model"] == {
         "name": "vgg16", "groups": 2, "dropout": 0.5, "channels": 3, "planes": 64,

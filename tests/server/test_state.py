@@ -6,8 +6,9 @@ import hashlib
 
 import torch
 
+from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.states import receipt
-from fedfactor.server.state import Server, private_sha256, weights_sha256
+from fedfactor.server.state import Server, private_sha256
 from fedfactor.server.store import MemoryStore
 
 

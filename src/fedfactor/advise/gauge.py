@@ -18,7 +18,7 @@ from fedfactor.data.clients import FederatedData
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import code_down, code_up
 from fedfactor.protocol.message import Message, encode
-from fedfactor.protocol.method import Method, form_of, forward_passes, shared_names
+from fedfactor.protocol.method import Method, fixed_names, form_of, forward_passes, shared_names
 from fedfactor.protocol.plan import Tensors
 from fedfactor.rng import torch_rng
 from fedfactor.runs.tasks import model_factory
@@ -52,7 +52,8 @@ class Gauge:
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]
-        self.task = Task(model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0]))
+        factory, described = model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0])
+        self.task = Task(factory, described, tune=known.tune)
         self.state_tensors = state_tensors(self.training)
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
@@ -112,13 +113,14 @@ class Gauge:
 
     def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:
         """Return the lengths of a download and an upload, encoded as in a round but with zeros."""
-        shapes, shared = tensors_of(network), shared_names(method, network)
+        shapes, shared, fixed = tensors_of(network), shared_names(method, network), fixed_names(network)
         tensors: Tensors = {name: torch.zeros(shapes[name].shape, dtype=shapes[name].dtype) for name in shared}
         trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
         job = {"client": 0, "round": 0, "capacity": capacity, "lr": self.training.lr, "test": False}
         coded_down = code_down(self.codec, trained, tensors)
         rng = torch_rng(0, "plan")
-        coded_up, _ = code_up(self.codec, trained, tensors, tensors, {}, rng)
+        up = {name: tensor for name, tensor in tensors.items() if name not in fixed}
+        coded_up, _ = code_up(self.codec, trained, up, up, {}, rng)
         reply = {"client": 0, "round": 0, "capacity": capacity, "samples": 1000, "loss": 1 / 3, "steps": 10}
         return _length("train", job, coded_down), _length("trained", reply, coded_up)
 

@@ -88,7 +88,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
         answer["figures"] = method.report(network, ctx)
 
     own = tensors_of(network)
-    shared = {name: own[name].to(wanted.dtype) for name, wanted in ctx.down.items()}
+    wanted = setup.uploaded(ctx.capacity, ctx.down)
+    shared = {name: own[name].to(tensor.dtype) for name, tensor in wanted.items()}
     trained = setup.trained(ctx.capacity)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
     codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))

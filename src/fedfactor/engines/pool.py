@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 import cloudpickle
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfactor import profile
 from fedfactor.client.work import work
@@ -41,8 +41,8 @@ from fedfactor.protocol.setup import Setup
 
 MOST_KILLED = 3
 """Number of workers that a job may kill before it counts as failed."""
-MAPPED_BYTES = 1 << 20
-"""Tensors larger than this are shared with the workers instead of copied."""
+MAPPED_BYTES = 1 << 16
+"""Tensors larger than this are shared with the workers instead of copied. A transformer has many below a megabyte."""
 
 
 class SharedBuffer:
@@ -256,11 +256,10 @@ class Pool:
             return
         self.close()
         self._setup = setup
-        # Without the networks that the setup has built: every worker builds its own, from the same seed.
-        fresh = Setup(setup.task, setup.method, setup.optimizer, setup.codec, setup.training)
         stream = io.BytesIO()
         try:
-            _Pickler(stream, self._files).dump(fresh)
+            # Without networks: every worker builds its own, from the same seed.
+            _Pickler(stream, self._files).dump(setup.fresh())
         except Exception as error:
             raise WorkerStartError(
                 f"the task cannot be sent to worker processes: {type(error).__name__}: {error}. Data and model must be "
@@ -333,21 +332,25 @@ def _cores() -> int:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that replaces large tensors by shared files to map."""
+    """Pickler that replaces large tensors by places in a shared file to map."""
 
     def __init__(self, stream: io.BytesIO, files: list[Any]) -> None:
         super().__init__(stream)
-        self._files = files
+        self._path, self._file = shared_file(files), files[-1]
+        self._offsets: dict[tuple[int, torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
     def reducer_override(self, thing: Any) -> Any:
-        size = thing.numel() * thing.element_size() if isinstance(thing, Tensor) else 0
-        if size > MAPPED_BYTES and thing.device.type == "cpu":
-            raw = memoryview(thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
-            path = shared_file(self._files)
-            self._files[-1].write(raw)
-            self._files[-1].flush()
-            return _map_tensor, (path, str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
-        return super().reducer_override(thing)
+        # A parameter is pickled as a call with its plain tensor, which is mapped.
+        plain = isinstance(thing, Tensor) and not isinstance(thing, nn.Parameter)
+        if not plain or thing.nbytes <= MAPPED_BYTES or thing.device.type != "cpu":
+            return super().reducer_override(thing)
+        key = thing.data_ptr(), thing.dtype, thing.shape, thing.stride()
+        if key not in self._offsets:  # the tensors of a frozen base belong to several models
+            self._offsets[key] = self._file.seek(-(-self._file.tell() // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._file.write(memoryview(thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+            self._file.flush()
+        shape, dtype = tuple(thing.shape), str(thing.dtype).removeprefix("torch.")
+        return _map_tensor, (self._path, self._offsets[key], thing.nbytes, dtype, shape)
 
 
 def shared_file(files: list[Any]) -> str:
@@ -362,7 +365,7 @@ def shared_file(files: list[Any]) -> str:
     return str(files[-1].name)
 
 
-def _map_tensor(path: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def _map_tensor(path: str, offset: int, size: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """Map a tensor; processes share its memory as long as none of them writes to it."""
-    raw = np.memmap(Path(path), mode="c", dtype=np.uint8)
+    raw = np.memmap(Path(path), mode="c", dtype=np.uint8, offset=offset, shape=(size,))
     return torch.from_numpy(raw).view(getattr(torch, dtype)).view(shape)

@@ -3,6 +3,7 @@
 from fedfactor.factor.additive import Additive
 from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
 from fedfactor.factor.composition import Composition, orthogonality
+from fedfactor.factor.core import Core
 from fedfactor.factor.dense import Dense, WeightNorm
 from fedfactor.factor.hadamard import Hadamard, jacobian_correction
 from fedfactor.factor.spectral import ChannelSplit, SpatialSplit, effective_rank, frobenius_decay, spectrum
@@ -12,6 +13,7 @@ __all__ = [
     "Additive",
     "ChannelSplit",
     "Composition",
+    "Core",
     "Dense",
     "Factors",
     "Hadamard",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedfactor.factor.base import Factors, Scheme, WeightShape, check_range, normal
+from fedfactor.factor.base import Factors, Scheme, WeightShape, check_range, normal, spread
+from fedfactor.factor.spectral import ChannelSplit
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class Additive(Scheme):
     plain_view: bool = False
     rank_from_outputs: bool = False
     scaled: bool = False
+    rank: int | None = None
+    """The rank itself, before the factor K; replaces `linear` and `conv`."""
+    low_sigma: bool = False
+    """Whether sigma is of the same low rank too, as `ChannelSplit` with factors u and v: for the change of a base."""
     name: ClassVar[str] = "additive"
 
     def rank_of(self, shape: WeightShape) -> int:
@@ -38,6 +42,9 @@ class Additive(Scheme):
         return self._base_rank(shape) * min(_kernel_sides(shape))
 
     def _base_rank(self, shape: WeightShape) -> int:
+        if self.rank is not None:
+            check_range("rank", self.rank, 1, min(shape.inp, shape.out), whole=True)
+            return self.rank
         what, share = ("conv", self.conv) if shape.kernel else ("linear", self.linear)
         check_range(what, share, 0.0, 1.0)
         if self.rank_from_outputs:
@@ -47,7 +54,26 @@ class Additive(Scheme):
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
         """Return the sizes of sigma, b and a."""
         rank, (rows, columns) = self.rank_of(shape), self._sides(shape)
-        return {"sigma": shape.size, "b": (rows, rank), "a": (rank, columns)}
+        sigma = self._sigma(shape).shapes(shape) if self.low_sigma else {"sigma": shape.size}
+        return {**sigma, "b": (rows, rank), "a": (rank, columns)}
+
+    def _sigma(self, shape: WeightShape) -> ChannelSplit:
+        return ChannelSplit(rank=self._base_rank(shape))
+
+    def as_change(self) -> Scheme:
+        """Return the sum of a shared and a private low-rank part."""
+        return replace(self, low_sigma=True)
+
+    def zero(self, base: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return sigma = 0 and B = 0, with Gaussian V and A."""
+        shape = WeightShape.of(base)
+        if not self.low_sigma:
+            return self.from_dense(torch.zeros_like(base), generator)
+        return {**self._sigma(shape).zero(base, generator), **self._tau(base, generator)}
+
+    def alpha_rank(self, shape: WeightShape) -> int | None:
+        """Return the rank of sigma and, before the factor K, of tau, unless `scaled` divides by it already."""
+        return None if self.scaled or not self.low_sigma else self._base_rank(shape)
 
     def _sides(self, shape: WeightShape) -> tuple[int, int]:
         first, last = _kernel_sides(shape)
@@ -65,11 +91,16 @@ class Additive(Scheme):
 
         The paper says only that A is Gaussian; this is the standard deviation of the authors' uniform distribution.
         """
+        if self.low_sigma:
+            shape = WeightShape.of(weight)
+            return {**self._sigma(shape).from_dense(weight, generator), **self._tau(weight, generator)}
+        return {"sigma": weight.clone(), **self._tau(weight, generator)}
+
+    def _tau(self, weight: Tensor, generator: torch.Generator | None) -> Factors:
         shape = WeightShape.of(weight)
         sizes = self.shapes(shape)
-        spread = 1 / math.sqrt(3 * shape.inp * _kernel_sides(shape)[0])
-        a = normal(sizes["a"], spread, generator).to(weight)
-        return {"sigma": weight.clone(), "b": weight.new_zeros(sizes["b"]), "a": a}
+        a = spread(sizes["a"], generator, shape.inp * _kernel_sides(shape)[0]).to(weight)
+        return {"b": weight.new_zeros(sizes["b"]), "a": a}
 
     def low_rank(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Return tau = B A in the weight's own shape."""
@@ -83,12 +114,14 @@ class Additive(Scheme):
 
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Return sigma + B A."""
-        return factors["sigma"] + self.low_rank(factors, shape)
+        sigma = self._sigma(shape).compose(factors, shape) if self.low_sigma else factors["sigma"]
+        return sigma + self.low_rank(factors, shape)
 
     def compose_macs(self, shape: WeightShape) -> int:
-        """Count the product B A."""
+        """Count the product B A, and that of sigma if it is one."""
         rows, columns = self._sides(shape)
-        return rows * self.rank_of(shape) * columns
+        sigma = self._sigma(shape).compose_macs(shape) if self.low_sigma else 0
+        return rows * self.rank_of(shape) * columns + sigma
 
 
 def _kernel_sides(shape: WeightShape) -> tuple[int, int]:

@@ -93,6 +93,14 @@ def normal(size: tuple[int, ...], std: float, generator: torch.Generator | None)
     return torch.randn(size, generator=generator, device=device) * std
 
 
+def spread(size: tuple[int, ...], generator: torch.Generator | None, fan_in: int) -> Tensor:
+    """Return a Gaussian tensor of LoRA's start, with standard deviation 1 / sqrt(3 fan_in).
+
+    LoRA and PEFT draw it uniformly from [-1 / sqrt(fan_in), 1 / sqrt(fan_in)], which has the same standard deviation.
+    """
+    return normal(size, 1 / math.sqrt(3 * fan_in), generator)
+
+
 class Scheme(ABC):
     """One way to write a weight as factors.
 
@@ -100,6 +108,10 @@ class Scheme(ABC):
     """
 
     name: ClassVar[str]
+    sequential: ClassVar[bool] = False
+    """Whether `forward` applies the factors one after another, without composing the weight."""
+    frozen: ClassVar[tuple[str, ...]] = ()
+    """Names of factors that are never trained."""
 
     @abstractmethod
     def shapes(self, shape: WeightShape) -> dict[str, tuple[int, ...]]:
@@ -121,6 +133,20 @@ class Scheme(ABC):
         Schemes whose factors are not determined by the weight draw the rest from `generator`.
         """
         raise Unfit(f"{self.name} has no closed form for the factors of a given weight")
+
+    # The change of a frozen base: W = W0 + (alpha / r) * compose(factors).
+
+    def as_change(self) -> Scheme:
+        """Return the scheme for the change of a frozen weight, if it differs from that for a whole weight."""
+        return self
+
+    def zero(self, base: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return factors that compose to zero, the start of the change of `base`, and still get gradients."""
+        return self.from_dense(torch.zeros_like(base), generator)
+
+    def alpha_rank(self, shape: WeightShape) -> int | None:
+        """Return r, by which alpha is divided; `None` if the change is not scaled."""
+        return None
 
     def forward(
         self,

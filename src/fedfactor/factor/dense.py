@@ -35,6 +35,10 @@ class Dense(Scheme):
         """Return the weight as its own factor."""
         return {"w": weight.clone()}
 
+    def zero(self, base: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return a weight of zeros."""
+        return {"w": torch.zeros_like(base)}
+
     def compose_macs(self, shape: WeightShape) -> int:
         """Return 0: there is nothing to compose."""
         return 0

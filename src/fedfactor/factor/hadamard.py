@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, normal
+from fedfactor.factor.base import ConvGeometry, Factors, Scheme, Unfit, WeightShape, check_range, normal, spread
 from fedfactor.factor.tucker import LowRank
 
 TANH_REACH = 2.0
@@ -165,6 +165,18 @@ class Hadamard(Scheme):
         for side in "12" if self.tanh or self.personal else ("12",):  # only W1 * W2 can move a factor from side to side
             _balance(factors, [name for name in factors if name[1] in side])
         return factors
+
+    def zero(self, base: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return LoHa's start as PEFT has it: Y2 = 0 (pFedPara: Y1 = 0), and the other factors as LoRA's A."""
+        sizes = self.shapes(WeightShape.of(base))
+        fans = {name: math.prod(size[:-1]) if name[0] == "t" else size[name[0] == "x"] for name, size in sizes.items()}
+        factors = {name: spread(size, generator, fans[name]) for name, size in sizes.items()}
+        silent = "y1" if self.personal else "y2"
+        return {**factors, silent: base.new_zeros(sizes[silent])}
+
+    def alpha_rank(self, shape: WeightShape) -> int | None:
+        """Return the inner rank."""
+        return self.rank_of(shape)
 
     def _start_of_fit(self, target: Tensor, shape: WeightShape, generator: torch.Generator | None) -> Factors:
         core, r = self._has_core(shape), self.rank_of(shape)
@@ -338,6 +350,7 @@ def jacobian_correction(
     lr: float,
     strength: float = 1.0,
     differentiate_gradient: bool = False,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return (lambda / 2) ||W' - (W - eta J_W)||, a scalar to add to the loss (Eq. 6 to 9).
 
@@ -348,12 +361,14 @@ def jacobian_correction(
     gradient at 0 is 0.
 
     J_W is a constant unless `differentiate_gradient` is set, which needs a J_W with a graph (`create_graph=True`).
+    `scale` is that of the change of a frozen base (alpha / r), whose base cancels out.
     """
     if not differentiate_gradient:
         weight_grad = weight_grad.detach()
 
     def compose(values: Factors) -> Tensor:
-        return scheme.compose(values, shape)
+        composed = scheme.compose(values, shape)
+        return composed if scale == 1 else scale * composed
 
     weight, pull_back = torch.func.vjp(compose, factors)  # type: ignore[misc]
     (gradients,) = pull_back(weight_grad)

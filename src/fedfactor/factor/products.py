@@ -36,6 +36,20 @@ class Products:
         self._starts.append((old, moved))
         self.add(old[0], moved)
 
+    def decomposed(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return U S and V^T of the leading singular components of the sum, in the shapes of the added factors.
+
+        The sum itself is not computed: QR of both stacked factors leaves a core that is no larger than their number of
+        columns.
+        """
+        left, right = torch.cat([u.flatten(1) for u in self._us], 1), torch.cat([v.flatten(1) for v in self._vs], 0)
+        q_left, r_left = torch.linalg.qr(left.double())
+        q_right, r_right = torch.linalg.qr(right.double().T)
+        u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+        u, v = q_left @ u[:, :rank] * s[:rank], vh[:rank] @ q_right.T
+        first, last = self._us[0], self._vs[0]
+        return u.to(first.dtype).view(-1, rank, *first.shape[2:]), v.to(last.dtype).view(rank, *last.shape[1:])
+
     def composed(self, weight: Tensor) -> Tensor:
         """Return the sum in the shape of a weight."""
         if not self._us:

@@ -24,6 +24,7 @@ from fedfactor.factor.base import (
     check_range,
     convolve,
     normal,
+    spread,
 )
 from fedfactor.factor.svd import truncated_svd
 
@@ -37,6 +38,7 @@ class SpectralSplit(Scheme):
 
     ratio: float = 0.5
     rank: int | None = None
+    sequential: ClassVar[bool] = True
 
     @abstractmethod
     def _kernels(self, shape: WeightShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,6 +91,8 @@ class SpectralSplit(Scheme):
 
     def from_dense(self, weight: Tensor, generator: torch.Generator | None = None) -> Factors:
         """Return U sqrt(S) and sqrt(S) V^T of the leading singular triplets (`truncated_svd`)."""
+        if not weight.any():  # of factors that are all 0, none would ever get a gradient
+            return self.zero(weight, generator)
         sizes = self.shapes(WeightShape.of(weight))
         out, r, *second = sizes["u"]
         U, S, Vh = truncated_svd(self._unroll(weight), r)
@@ -96,6 +100,11 @@ class SpectralSplit(Scheme):
         u = (U * root).reshape(out, *second, r).movedim(-1, 1)
         v = (root[:, None] * Vh).reshape(sizes["v"])
         return {"u": u.contiguous(), "v": v.contiguous()}
+
+    def zero(self, base: Tensor, generator: torch.Generator | None = None) -> Factors:
+        """Return LoRA's start: U = 0, and V Gaussian."""
+        sizes = self.shapes(WeightShape.of(base))
+        return {"u": base.new_zeros(sizes["u"]), "v": spread(sizes["v"], generator, math.prod(sizes["v"][1:]))}
 
     def forward(
         self,
@@ -164,12 +173,19 @@ class ChannelSplit(SpectralSplit):
     """PriSM, Pufferfish: a k x k convolution to r channels, then a 1 x 1 convolution; r (inp k^2 + out) parameters.
 
     The weight (N, M, *kernel) is unrolled to (N, M k^2), and r = ceil(ratio min(N, M k^2)) as in PriSM;
-    Pufferfish is `ChannelSplit(0.25, rounding="floor")`. Factors: `v` (r, M, *kernel), which carries stride,
-    padding and dilation, and `u` (N, r, 1, ...). Kernels of one axis work too.
+    Pufferfish is `ChannelSplit(0.25, rounding="floor")`, LoRA is `ChannelSplit(rank=8)` with B = `u` and A = `v`.
+    Factors: `v` (r, M, *kernel), which carries stride, padding and dilation, and `u` (N, r, 1, ...). Kernels of one
+    axis work too.
     """
 
     rounding: str = "ceil"
+    full_rank: int | None = None
+    """The r of alpha / r for the change of a frozen base, if clients have different ranks; by default their own."""
     name: ClassVar[str] = "channel_split"
+
+    def alpha_rank(self, shape: WeightShape) -> int | None:
+        """Return the rank, or that of clients with full capacity."""
+        return self.full_rank or self.rank_of(shape)
 
     def _kernels(self, shape: WeightShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return shape.kernel, (1,) * len(shape.kernel)

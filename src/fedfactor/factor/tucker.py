@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape, check_range, convolve, normal
+from fedfactor.factor.spectral import ChannelSplit
 from fedfactor.factor.svd import truncated_svd
 
 
@@ -31,6 +32,11 @@ class LowRank(Scheme):
     blocks: int = 1
     """Number of blocks of the core; ranks are rounded up to a multiple of it."""
     name: ClassVar[str] = "low_rank"
+    sequential: ClassVar[bool] = True
+
+    def as_change(self) -> Scheme:
+        """Return LoRA's form, which has no core: two layers in sequence, for convolutions too."""
+        return ChannelSplit(ratio=self.ratio, rank=self.rank)
 
     def rank_of(self, shape: WeightShape) -> tuple[int, int]:
         """Return the rank of the outputs and that of the inputs; for a matrix both are the same."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedfactor.methods.fed_sb import FedSB
 from fedfactor.methods.fedamp import FedAMP
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedbn import FedBN
@@ -13,11 +14,17 @@ from fedfactor.methods.fedper import FedPer
 from fedfactor.methods.fedrep import FedRep
 from fedfactor.methods.fedrod import FedRoD
 from fedfactor.methods.fedrolex import FedRolex
+from fedfactor.methods.fedsa_lora import FedSALora
+from fedfactor.methods.fedsvd import FedSVD
+from fedfactor.methods.ffa_lora import FFALora
 from fedfactor.methods.fjord import FjORD
 from fedfactor.methods.flanc import FLANC
+from fedfactor.methods.flexlora import FlexLora
 from fedfactor.methods.heterofl import HeteroFL
+from fedfactor.methods.hetlora import HetLora
 from fedfactor.methods.lg_fedavg import LGFedAvg
 from fedfactor.methods.local import Local
+from fedfactor.methods.lora import Lora
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.methods.origdrop import OrigDrop
 from fedfactor.methods.orthdrop import OrthDrop
@@ -25,6 +32,8 @@ from fedfactor.methods.pfedgate import PFedGate
 from fedfactor.methods.pfedsd import PFedSD
 from fedfactor.methods.prism import PriSM
 from fedfactor.methods.pufferfish import Pufferfish
+from fedfactor.methods.raflora import RaFLora
+from fedfactor.methods.rolora import RoLora
 from fedfactor.methods.slim import Slim
 from fedfactor.protocol.method import Diagnostics, Method, ObservedRound, ParameterGroup, Participant, Phase, Traits
 from fedfactor.registry import create, names
@@ -32,6 +41,7 @@ from fedfactor.registry import create, names
 __all__ = [
     "FLANC",
     "Diagnostics",
+    "FFALora",
     "FedAMP",
     "FedAvg",
     "FedBN",
@@ -43,10 +53,16 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FedRolex",
+    "FedSALora",
+    "FedSB",
+    "FedSVD",
     "FjORD",
+    "FlexLora",
+    "HetLora",
     "HeteroFL",
     "LGFedAvg",
     "Local",
+    "Lora",
     "LowRankMethod",
     "Method",
     "ObservedRound",
@@ -60,6 +76,8 @@ __all__ = [
     "Phase",
     "PriSM",
     "Pufferfish",
+    "RaFLora",
+    "RoLora",
     "Slim",
     "Traits",
     "create_method",

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch import nn
 
+from fedfactor.factor import Dense
 from fedfactor.factor.base import Scheme
 from fedfactor.nn import check, factor_weights, factorize
 from fedfactor.protocol.method import Method
@@ -18,7 +19,7 @@ from fedfactor.task import Build
 
 def with_factors(network: nn.Module, scheme: Scheme, message: str, skip: Sequence[str] = ()) -> nn.Module:
     """Return the network. Raise ValueError, beginning with `message`, if none of its layers is factorised."""
-    if not factor_weights(network):
+    if all(layer.base is not None and isinstance(layer.scheme, Dense) for layer in factor_weights(network).values()):
         reasons = "; ".join(str(finding) for finding in check(network, scheme, skip=skip)[:3])
         raise ValueError(f"{message}: {reasons or 'all layers are kept dense'}")
     return network

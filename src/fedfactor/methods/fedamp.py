@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Method, Networks, Participant, Traits
+from fedfactor.protocol.method import Method, Networks, Participant, Traits, parameter_names
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, pull
 from fedfactor.protocol.settings import Training
@@ -70,7 +70,7 @@ class FedAMP(Method):
         if who.client not in held:
             return pull(view, plan)
         own = held[who.client]
-        weights = [name for name, _ in network.named_parameters()]
+        weights = parameter_names(network)
         mixed = {name: tensor.clone() for name, tensor in own.items()}
         for other in held:
             if other == who.client:
@@ -89,7 +89,8 @@ class FedAMP(Method):
     def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add (lambda / 2 alpha_k) ||w - u_i||^2 to the loss."""
         loss = super().objective(network, batch, ctx)
-        distance = torch.stack([(p - ctx.down[name]).square().sum() for name, p in network.named_parameters()]).sum()
+        weights = {name: network.get_parameter(name) for name in parameter_names(network)}
+        distance = torch.stack([(p - ctx.down[name]).square().sum() for name, p in weights.items()]).sum()
         return loss + self.strength / (2 * self.alpha_of(ctx.round)) * distance
 
     def keep(self, network: nn.Module) -> Tensors:

@@ -66,6 +66,8 @@ class FedDecomp(Method, Diagnostics):
     division, the steps of tau are r^2 times longer, tau grows larger, and averaged norm statistics fit the clients
     worse (62.6 instead of 70.4 % accuracy, docs/evidence/personal.md).
 
+    Fine-tuning (`[tune]`), sigma is the shared change, of the same low rank as tau, and tau the private one.
+
     Use it where clients differ much and bandwidth is not the bottleneck: clients upload and download a dense model, and
     they need more memory than for a dense model.
     """
@@ -73,6 +75,7 @@ class FedDecomp(Method, Diagnostics):
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of layers that stay dense"))
     linear: float = field(default=0.6, metadata=described("R_l: rank of a linear layer / its smaller side"))
     conv: float = field(default=0.6, metadata=described("R_c: rank of a convolution / (its fewer channels times K)"))
+    rank: int = field(default=0, metadata=described("the rank itself, of all layers; 0: by `linear` and `conv`"))
     lora_epochs: int | None = field(default=None, metadata=described("E_lora; default: two fifths of the epochs"))
     share: Literal["sigma", "tau", "both", "none"] = field(default="sigma", metadata=described("what is averaged"))
     simultaneous: bool = field(default=False, metadata=described("train sigma and tau together for all epochs"))
@@ -94,7 +97,12 @@ class FedDecomp(Method, Diagnostics):
         """Return the scheme sigma + B A (Eq. 2 to 4)."""
         code = self.code_rank
         return Additive(
-            linear=self.linear, conv=self.conv, plain_view=code, rank_from_outputs=code, scaled=self.code_scale
+            linear=self.linear,
+            conv=self.conv,
+            plain_view=code,
+            rank_from_outputs=code,
+            scaled=self.code_scale,
+            rank=self.rank or None,
         )
 
     def network(self, build: Build, capacity: float) -> nn.Module:
@@ -175,7 +183,7 @@ class FedDecomp(Method, Diagnostics):
 
 def _low_rank(layer: FactorWeight) -> Tensor:
     assert isinstance(layer.scheme, Additive)
-    return layer.scheme.low_rank(layer.factors, layer.shape).detach()
+    return layer.scale * layer.scheme.low_rank(layer.factors, layer.shape).detach()
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedfactor.factor import SpatialSplit
 from fedfactor.factor.products import Products
 from fedfactor.methods.factorised import with_factors
-from fedfactor.methods.spectral import Spectral
-from fedfactor.nn import dense_names, factor_weights, factorize, first_layers
+from fedfactor.methods.spectral import Spectral, split_weights
+from fedfactor.nn import dense_names, factor_weights, factorize, first_layers, site_names
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.protocol.context import Context
@@ -94,7 +94,7 @@ class FedHM(Spectral, Diagnostics):
         # A layer whose factors are no smaller than its weight stays dense.
         tried = factorize(copy.deepcopy(model).to("meta"), split, skip=full)
         large = {name for name, w in factor_weights(tried).items() if split.parameters(w.shape) >= w.shape.numel}
-        sites = {name.removesuffix(".weight") for layer, name in dense_names(tried).items() if layer in large}
+        sites = {name for layer, name in site_names(tried).items() if layer in large}
         made = factorize(model, split, skip=[*full, *sorted(sites)])
         none = f"fedhm finds no layer that is smaller as factors at capacity {capacity:g}; try a lower capacity"
         return with_factors(made, split, none, skip=full)
@@ -103,12 +103,13 @@ class FedHM(Spectral, Diagnostics):
         """Factorise each layer once, at the highest rank of the round's clients."""
         ranks: dict[tuple[str, str], int] = {}
         for network in networks.values():
-            weights = factor_weights(network)
-            for place in dense_names(network).items():
+            weights = split_weights(network)
+            for place in split_names(network).items():
                 ranks[place] = max(ranks.get(place, 0), len(weights[place[0]].factors["v"]))
         view = dict(server)
         for (layer, name), rank in ranks.items():
-            factors = SpatialSplit(rank=rank).from_dense(server[name])
+            # A change that is still zero determines no factors: all rounds draw the same ones.
+            factors = SpatialSplit(rank=rank).from_dense(server[name], torch.Generator().manual_seed(0))
             view.update({f"{layer}.{factor}": tensor for factor, tensor in factors.items()})
         return view
 
@@ -142,7 +143,7 @@ class FedHM(Spectral, Diagnostics):
         if self.literal and max(reply.capacity for reply in replies) < self.strongest:
             replies = [*replies, Reply(-1, 1.0, 1, whole_plan(server), server, server, {})]
         weights = self.weights(replies)
-        split = {reply.capacity: dense_names(networks(reply.capacity)) for reply in replies}
+        split = {reply.capacity: split_names(networks(reply.capacity)) for reply in replies}
         layers = {name: layer for names in split.values() for layer, name in names.items()}
         mean, held = holders_mean(server, [self._without(server, layers, reply) for reply in replies], weights)
         for name, layer in layers.items():
@@ -168,3 +169,9 @@ class FedHM(Spectral, Diagnostics):
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
         reference = {name: server[name] for name in tensors} if self.literal else reply.reference
         return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
+
+
+def split_names(network: nn.Module) -> dict[str, str]:
+    """Return the name on the server of each weight that is stored as U V, by layer."""
+    split = split_weights(network)
+    return {layer: name for layer, name in dense_names(network).items() if layer in split}

@@ -26,6 +26,8 @@ class FedPara(Factorised):
 
     With `start = "given"`, the factors are fitted to the model's weights (200 steps of L-BFGS per layer, see
     `fedfactor.factor.Hadamard.from_dense`), and the run's first event has the error of each layer.
+
+    Fine-tuning (`[tune]`), the product is the change of a frozen weight: this is LoHa, with cores for convolutions.
     """
 
     gamma: float = field(
@@ -34,6 +36,7 @@ class FedPara(Factorised):
     )
     tanh: bool = field(default=False, metadata=described("apply tanh to both inner weights (appendix B)"))
     jacobian: float = field(default=0.0, metadata=described("strength of the Jacobian correction (Eq. 9); 0: none"))
+    rank: int = field(default=0, metadata=described("the inner rank itself, of all layers; 0: by `gamma`"))
 
     @property
     def traits(self) -> Traits:
@@ -42,7 +45,7 @@ class FedPara(Factorised):
 
     def scheme(self) -> Scheme:
         """Return the Hadamard scheme."""
-        return Hadamard(gamma=self.gamma, tanh=self.tanh)
+        return Hadamard(gamma=self.gamma, rank=self.rank or None, tanh=self.tanh)
 
     def objective(self, network: nn.Module, batch: Batch, ctx: Context) -> Tensor:
         """Add the Jacobian correction of each layer to the loss (Eq. 9)."""
@@ -54,7 +57,9 @@ class FedPara(Factorised):
         layers = factor_weights(network)
         for name, gradient in gradients.items():
             layer = layers[name]
-            penalty = jacobian_correction(layer.scheme, layer.factors, layer.shape, gradient, ctx.lr, self.jacobian)
+            penalty = jacobian_correction(
+                layer.scheme, layer.factors, layer.shape, gradient, ctx.lr, self.jacobian, scale=layer.scale
+            )
             loss = loss + penalty
         return loss
 
@@ -76,10 +81,11 @@ class PFedPara(Factorised):
         default=0.5,
         metadata=described("r = (1 - gamma) r_min + gamma r_max, in [0, 1]", tries=(0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.0)),
     )
+    rank: int = field(default=0, metadata=described("the inner rank itself, of all layers; 0: by `gamma`"))
 
     def scheme(self) -> Scheme:
         """Return the personal Hadamard scheme."""
-        return Hadamard(gamma=self.gamma, personal=True)
+        return Hadamard(gamma=self.gamma, rank=self.rank or None, personal=True)
 
     def private_names(self, network: nn.Module) -> set[str]:
         """Return the names of the second inner factors of each layer."""

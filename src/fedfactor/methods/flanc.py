@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ class FLANC(Method, Diagnostics):
     messages are smaller than with slices. The classifier of a width is trained only by the clients of that width, so
     each width needs enough clients.
     """
+
+    untunable: ClassVar[str] = (
+        "a product of its shared basis and the coefficients of a width is no change that starts at zero"
+    )
 
     r1: float = field(
         default=0.5, metadata=described("largest R1, as a share of smallest width times inputs at full width")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -32,6 +32,8 @@ class PFedGate(Method):
 
     Use it to study sparse personal models. It saves no bytes, and a prediction depends on its batch.
     """
+
+    untunable: ClassVar[str] = "its gates scale blocks of the whole weights"
 
     budget: float = field(default=0.5, metadata=described("s: share of the parameters that a batch may use"))
     pieces: int = field(default=5, metadata=described("B: number of pieces per tensor"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,8 @@ class PriSM(Spectral, Diagnostics):
     Use it where no client can train the full model but the server should have it, and there are many rounds: different
     clients train different kernels.
     """
+
+    untunable: ClassVar[str] = "it trains the leading components of the weights themselves"
 
     kappa: float = field(default=2.5, metadata=described("smoothing exponent of the sampling"))
     kappa_small: float = field(default=4.0, metadata=described("smoothing exponent at a keep ratio of 0.2 or less"))

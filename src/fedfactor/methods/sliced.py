@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -17,6 +18,8 @@ from fedfactor.task import Build
 @dataclass(frozen=True)
 class Sliced(Method):
     """A method whose clients train the task's model at width p; elements are averaged over their holders."""
+
+    untunable: ClassVar[str] = "its clients train slices of the weights, but a frozen base is whole"
 
     @property
     def traits(self) -> Traits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -22,6 +22,8 @@ class Slim(Method):
 
     Use it as the baseline for all methods for devices of different capacity: one model that fits all of them.
     """
+
+    untunable: ClassVar[str] = "it trains a narrower network, but a frozen base is whole"
 
     width: float = field(
         default=0.0,

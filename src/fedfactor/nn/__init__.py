@@ -1,5 +1,6 @@
 """Factorised layers, and functions that put them into a model and take them out again."""
 
+from fedfactor.nn.adapt import Tune, adapt
 from fedfactor.nn.factorize import Finding, check, compose, factorize, first_layers, outer_layers, unfitted, weight_norm
 from fedfactor.nn.layers import (
     FactorConv1d,
@@ -13,6 +14,7 @@ from fedfactor.nn.layers import (
     composed_once,
     dense_names,
     factor_weights,
+    site_names,
 )
 
 __all__ = [
@@ -25,6 +27,8 @@ __all__ = [
     "FactorRNN",
     "FactorWeight",
     "Finding",
+    "Tune",
+    "adapt",
     "check",
     "compose",
     "composed_once",
@@ -33,6 +37,7 @@ __all__ = [
     "factorize",
     "first_layers",
     "outer_layers",
+    "site_names",
     "unfitted",
     "weight_norm",
 ]

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
 from fedfactor.factor.dense import Dense, WeightNorm
+from fedfactor.nn.frozen import Frozen
 from fedfactor.nn.layers import (
     FactorConv,
     FactorConv1d,
@@ -58,9 +60,12 @@ class _Site:
     attribute: str
     """Name of the weight in the module."""
     weight: Tensor
+    """The weight; for a layer with a frozen base, the base."""
     scheme: Scheme | None
     """The scheme of its factors; `None`: the weight stays dense."""
     reason: str = ""
+    owner: FactorWeight | None = None
+    """The module that has the weight as factors already."""
 
     @property
     def name(self) -> str:
@@ -74,10 +79,10 @@ _fitting = ContextVar("_fitting", default=True)
 
 
 @contextmanager
-def unfitted() -> Iterator[None]:
+def unfitted(active: bool = True) -> Iterator[None]:
     """Let `factorize` draw random factors within this block, even with `keep_weights`: to save time, if only the form
-    of a model is needed."""
-    token = _fitting.set(False)
+    of a model is needed. If not `active`, end the effect of such a block around this one."""
+    token = _fitting.set(not active)
     try:
         yield
     finally:
@@ -95,6 +100,9 @@ def factorize(
 ) -> nn.Module:
     """Return a copy of a model with factorised layers. Layers that cannot be factorised stay dense: see `check`.
 
+    In a model with a frozen base (`adapt`), the changes of the adapted layers are factorised, and nothing else. They
+    start at zero unless the model has changes already and `keep_weights` is set.
+
     Args:
         model: Any model.
         scheme: The scheme of the factors.
@@ -108,17 +116,18 @@ def factorize(
     Raises:
         ValueError: A pattern matches no layer, or with `keep_weights` a scheme has no factors for a given weight.
     """
-    model = copy.deepcopy(model)
-    chosen = {
-        (site.layer, site.attribute): _factor_weight(site, keep_weights, generator)
-        for site in _sites(model, scheme, skip, per_layer)
-        if site.scheme is not None
-    }
+    sites = [site for site in _sites(model, scheme, skip, per_layer) if site.scheme is not None]
+    chosen = {(site.layer, site.attribute): _factor_weight(site, keep_weights, generator) for site in sites}
+    # Dense changes that are replaced need not be copied: they may be as large as the base.
+    changes = [site.owner for site in sites if site.owner is not None and site.owner.base is not None]
+    model = copy.deepcopy(model, {id(owner.factors["w"]): owner.factors["w"] for owner in changes})
 
     def rebuild(name: str, module: nn.Module) -> nn.Module:
         ours = {attribute: weight for (layer, attribute), weight in chosen.items() if layer == name}
         if not ours:
             return module
+        if all(weight.base is not None for weight in ours.values()):
+            return _with_changes(module, ours)
         if isinstance(module, (_FactorRecurrent, FactorMultiheadAttention)):
             ours = {**module.factored(), **ours}
         return _wrap(module.plain() if isinstance(module, FACTORED) else module, ours)
@@ -138,11 +147,23 @@ def check(
     return found + list(_unsupported(model))
 
 
-def compose(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with ordinary torch layers, which have the composed weights and the original names."""
-    return _replace(
-        copy.deepcopy(model), lambda name, module: module.plain() if isinstance(module, FACTORED) else module
-    )
+def compose(model: nn.Module, *, keep_base: bool = False) -> nn.Module:
+    """Return a copy of a model with ordinary torch layers, which have the composed weights and the original names.
+
+    With `keep_base`, layers with a frozen base stay as they are.
+    """
+
+    def rebuild(name: str, module: nn.Module) -> nn.Module:
+        if not isinstance(module, FACTORED) or (keep_base and any(w.base is not None for w in _owned(module))):
+            return module
+        return module.plain()
+
+    return _replace(copy.deepcopy(model), rebuild)
+
+
+def _owned(module: nn.Module) -> list[FactorWeight]:
+    """Return the factorised weights of one layer."""
+    return [module] if isinstance(module, FactorWeight) else list(module.factored().values())  # type: ignore[operator]
 
 
 def weight_norm(layer: nn.Module) -> nn.Module:
@@ -190,7 +211,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
             continue
         kind = type(module)
         if kind in LINEAR or kind in CONVOLUTIONS or isinstance(module, (FactorLinear, FactorConv)):
-            yield name, "weight", module.weight, module
+            yield name, "weight", _weight(module, "weight"), module
         elif kind in RECURRENT or isinstance(module, _FactorRecurrent):
             for attribute, weight in zip(module._flat_weights_names, module._flat_weights, strict=True):
                 if attribute.startswith("weight"):
@@ -199,9 +220,14 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
                 inside += (f"{name}.",)
         elif isinstance(module, nn.MultiheadAttention):
             for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-                weight = getattr(module, attribute)
-                if weight is not None:
+                if (weight := _weight(module, attribute)) is not None:
                     yield name, attribute, weight, module
+
+
+def _weight(module: nn.Module, attribute: str) -> Any:
+    """Return a weight; for a layer with a frozen base, the base, which need not be composed."""
+    owner = _owner(module, attribute)
+    return getattr(module, attribute) if owner is None or owner.base is None else owner.base
 
 
 def _sites(
@@ -217,11 +243,13 @@ def _sites(
             raise ValueError(
                 f"pattern {pattern!r} matches no layer that could be factorised, such as {', '.join(near)}"
             )
-    tied = _tied(model)
-    sites = []
-    for (layer, attribute, weight, module), name in zip(found, names, strict=True):
-        site = _Site(layer, attribute, weight, None)
-        if any(_matches(name, pattern) for pattern in skip):
+    tied, sites = _tied(model), []
+    owners = [_owner(module, attribute) for _, attribute, _, module in found]
+    adapted = any(owner is not None and owner.base is not None for owner in owners)
+    for (layer, attribute, weight, module), name, owner in zip(found, names, owners, strict=True):
+        site = _Site(layer, attribute, weight, None, owner=owner)
+        untouched = adapted and (owner is None or owner.base is None)
+        if untouched or any(_matches(name, pattern) for pattern in skip):
             sites.append(site)
             continue
         wanted = next((special[pattern] for pattern in special if _matches(name, pattern)), scheme)
@@ -231,19 +259,38 @@ def _sites(
     return sites
 
 
-def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list[str]]) -> _Site:
-    owner = module if isinstance(module, FactorWeight) else getattr(module, site.attribute, None)
-    if isinstance(owner, FactorWeight):
-        if not (isinstance(owner.scheme, WeightNorm) and isinstance(owner.scheme.inner, Dense)):
+def _owner(module: nn.Module, attribute: str) -> FactorWeight | None:
+    """Return the module that has a weight as factors, or `None` if it is an ordinary parameter."""
+    if isinstance(module, (_FactorRecurrent, FactorMultiheadAttention)):
+        return module.factored().get(attribute)
+    return module if isinstance(module, FactorWeight) else None
+
+
+def _decide(
+    site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list[str]], adapting: bool = False
+) -> _Site:
+    """Decide about one weight. `adapting` means that the weight becomes the frozen base of a change."""
+    owner = site.owner
+    if owner is not None:
+        normed = isinstance(owner.scheme, WeightNorm) and isinstance(owner.scheme.inner, Dense)
+        if adapting or not (normed if owner.base is None else isinstance(owner.scheme, Dense)):
             return replace(site, reason=f"already factorised by {owner.scheme}; compose the model first")
-        scheme = WeightNorm(scheme)
+        scheme = WeightNorm(scheme) if owner.base is None else scheme.as_change()
     elif site.attribute not in module._parameters:
         return replace(site, reason="its weight is computed from other tensors (weight_norm, spectral_norm, pruning)")
+    elif adapting:
+        scheme = scheme.as_change()
+    elif isinstance(site.weight, Frozen):
+        return replace(site, reason="its weight is frozen (requires_grad=False)")
     if getattr(module, "groups", 1) != 1:
         return replace(site, reason=f"grouped convolution ({module.groups} groups) stays dense")
-    others = [
-        name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")
-    ]
+    others = (
+        []
+        if owner is not None and owner.base is not None
+        else [
+            name for name in tied.get(id(site.weight), []) if name != f"{site.layer}.{site.attribute}".removeprefix(".")
+        ]
+    )
     if others:
         return replace(site, reason=f"its weight is shared with {', '.join(others)}")
     try:
@@ -258,6 +305,8 @@ def _decide(site: _Site, module: nn.Module, scheme: Scheme, tied: dict[int, list
 def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator | None) -> FactorWeight:
     assert site.scheme is not None
     shape, weight = WeightShape.of(site.weight), site.weight.detach()
+    if site.owner is not None and site.owner.base is not None:
+        return _changed(site.scheme, site.owner.base, site.owner.alpha, generator, site.owner if keep_weights else None)
     factors: Factors
     if weight.is_meta:
         factors = {name: weight.new_empty(size) for name, size in site.scheme.shapes(shape).items()}
@@ -273,6 +322,35 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
     trains = site.weight.requires_grad
     own: Factors = {n: nn.Parameter(factor.to(weight), requires_grad=trains) for n, factor in factors.items()}
     return FactorWeight(site.scheme, shape, own)
+
+
+def _changed(
+    scheme: Scheme, base: Frozen, alpha: float, generator: torch.Generator | None, before: FactorWeight | None = None
+) -> FactorWeight:
+    """Return a weight that is a frozen base plus a change, which starts at zero or with the change `before`."""
+    shape, base = WeightShape.of(base), Frozen(base)
+    if base.is_meta:
+        return FactorWeight(
+            scheme, shape, {name: base.new_empty(size) for name, size in scheme.shapes(shape).items()}, base, alpha
+        )
+    factors = scheme.zero(base.detach(), generator)
+    made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
+    # What a change starts from is dense, and so not scaled.
+    if before is not None and _fitting.get() and (change := before.factors["w"].detach()).any():
+        factors = scheme.from_dense(change / made.scale, generator)
+        made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
+    return made
+
+
+def _with_changes(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:
+    """Replace the changes of a layer with a frozen base."""
+    if isinstance(module, FactorWeight):
+        return module.with_change(weights["weight"])
+    for old in module.named_children():
+        new = next((w for a, w in weights.items() if module.factored().get(a) is old[1]), None)  # type: ignore[operator]
+        if new is not None:
+            module._modules[old[0]] = new
+    return module
 
 
 def _wrap(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedfactor.factor.base import ConvGeometry, Factors, Scheme, WeightShape, convolve
+from fedfactor.nn.frozen import Frozen
 from fedfactor.profile import span
 
 MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
@@ -21,15 +23,31 @@ MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
 
 
 class FactorWeight(nn.Module):
-    """One weight, stored as the factors of a scheme."""
+    """One weight, stored as the factors of a scheme, or as their sum with a frozen base: W0 + (alpha / r) F."""
 
-    def __init__(self, scheme: Scheme, shape: WeightShape, factors: Factors) -> None:
+    base: Frozen | None
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        shape: WeightShape,
+        factors: Factors,
+        base: Frozen | None = None,
+        alpha: float = 1.0,
+    ) -> None:
         super().__init__()
         self.scheme = scheme
         self.shape = shape
+        self.alpha = alpha
+        rank = scheme.alpha_rank(shape) if base is not None else None
+        self.scale = 1.0 if rank is None else alpha / rank
+        self.register_parameter("base", base)
         self.factor_names = tuple(factors)
         self._held: Tensor | None = None
         for name, factor in factors.items():
+            if isinstance(factor, Frozen) or name in scheme.frozen:
+                self.register_parameter(name, Frozen(factor))
+                continue
             frozen = isinstance(factor, nn.Parameter) and not factor.requires_grad
             self.register_parameter(name, nn.Parameter(factor.detach(), requires_grad=not frozen))
 
@@ -44,7 +62,33 @@ class FactorWeight(nn.Module):
         if self._held is not None:
             return self._held
         with span("composing"):
-            return self.scheme.compose(self.factors, self.shape)
+            composed = self.scheme.compose(self.factors, self.shape)
+            return composed if self.base is None else torch.add(self.base, composed, alpha=self.scale)
+
+    def change(self) -> Tensor:
+        """Return what the factors add to the frozen base."""
+        return self.scale * self.scheme.compose(self.factors, self.shape)
+
+    def with_change(self, weight: FactorWeight) -> FactorWeight:
+        """Return the same layer with other factors, without composing a weight."""
+        new = self.__class__.__new__(self.__class__)
+        _take_over(new, self)
+        rest = {name: p for name, p in self._parameters.items() if name not in ("base", *self.factor_names)}
+        new.__dict__["_parameters"] = {**weight._parameters, **rest}
+        for name in ("scheme", "shape", "alpha", "scale", "factor_names"):
+            new.__dict__[name] = getattr(weight, name)
+        return new
+
+    def apply_to(self, x: Tensor, geometry: ConvGeometry | None, bias: Tensor | None) -> Tensor:
+        """Apply the layer to `x`; `geometry` is `None` for a linear layer."""
+        if self.base is None and self._held is None:
+            return self.scheme.forward(x, self.factors, self.shape, geometry, bias)
+        beside = self.scheme.sequential and self._held is None
+        weight = self.base if beside and self.base is not None else self.weight
+        out = F.linear(x, weight, bias) if geometry is None else convolve(x, weight, bias, geometry)
+        if beside:
+            out = torch.add(out, self.scheme.forward(x, self.factors, self.shape, geometry), alpha=self.scale)
+        return out
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the weight that `composed_once` holds."""
@@ -61,16 +105,14 @@ class FactorLinear(FactorWeight):
     bias: nn.Parameter | None
 
     def __init__(self, plain: nn.Linear, weight: FactorWeight) -> None:
-        super().__init__(weight.scheme, weight.shape, weight.factors)
+        super().__init__(weight.scheme, weight.shape, weight.factors, weight.base, weight.alpha)
         self.in_features, self.out_features = plain.in_features, plain.out_features
         self.register_parameter("bias", plain.bias)
         _take_over_hooks(self, plain)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in_features) to (..., out_features)."""
-        if self._held is not None:
-            return F.linear(x, self._held, self.bias)
-        return self.scheme.forward(x, self.factors, self.shape, None, self.bias)
+        return self.apply_to(x, None, self.bias)
 
     def plain(self) -> nn.Linear:
         """Return the ordinary layer with the composed weight."""
@@ -84,7 +126,7 @@ class FactorConv(FactorWeight):
     bias: nn.Parameter | None
 
     def __init__(self, plain: nn.Conv1d | nn.Conv2d, weight: FactorWeight) -> None:
-        super().__init__(weight.scheme, weight.shape, weight.factors)
+        super().__init__(weight.scheme, weight.shape, weight.factors, weight.base, weight.alpha)
         self.settings: dict[str, Any] = {
             key: getattr(plain, key) for key in ("stride", "padding", "dilation", "padding_mode")
         }
@@ -105,9 +147,7 @@ class FactorConv(FactorWeight):
         """Convolve (batch, in, *pixels) to (batch, out, *pixels)."""
         if self.pad_first is not None:
             x = F.pad(x, self.pad_first, mode=self.pad_mode)
-        if self._held is not None:
-            return convolve(x, self._held, self.bias, self.geometry)
-        return self.scheme.forward(x, self.factors, self.shape, self.geometry, self.bias)
+        return self.apply_to(x, self.geometry, self.bias)
 
     def plain(self) -> nn.Conv1d | nn.Conv2d:
         """Return the ordinary layer with the composed weight."""
@@ -288,11 +328,24 @@ def factor_weights(model: nn.Module) -> dict[str, FactorWeight]:
 
 
 def dense_names(model: nn.Module) -> dict[str, str]:
-    """Return the name that each factorised weight has in the plain model, by the name of its module."""
+    """Return the name that each factorised weight has in the plain model, by the name of its module.
+
+    If the factors are the change of a frozen base, it is the name of the dense change.
+    """
+    weights, found = factor_weights(model), dict[str, str]()
+    for layer, name in site_names(model).items():
+        whole = isinstance(weights[layer], (FactorLinear, FactorConv))
+        dense = f"{layer}.w" if weights[layer].base is not None else f"{name}.weight" if whole else name
+        found[layer] = dense.removeprefix(".")
+    return found
+
+
+def site_names(model: nn.Module) -> dict[str, str]:
+    """Return the name by which patterns select each factorised weight, by the name of its module."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         if isinstance(module, (FactorLinear, FactorConv)):
-            found[name] = f"{name}.weight"
+            found[name] = name
         elif isinstance(module, _FactorRecurrent):
             found.update({f"{name}.{attribute}": f"{name}.{attribute}" for attribute in module.factored()})
         elif isinstance(module, FactorMultiheadAttention):

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedfactor.nn.frozen import is_frozen
+
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.modules.instancenorm._InstanceNorm)
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the batch norms of a model by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    """Return the batch norms of a model by name, without those that use the statistics of a frozen base."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and not is_frozen(module)
+    }
 
 
 def without_statistics(model: nn.Module) -> nn.Module:

@@ -1,20 +1,26 @@
-"""The tensors of a model, each once: reading them, and filling them in."""
+"""The tensors of a model that are trained or kept, each once: reading them, and filling them in."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedfactor.nn.frozen import Frozen, base_buffer_ids
+
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name. A tensor with two names (tied weights) appears only under its first."""
-    seen: set[int] = set()
+    """Return parameters and buffers by name, without those of a frozen base.
+
+    A tensor with two names (tied weights) appears only under its first.
+    """
+    seen = base_buffer_ids(model)
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
+        if id(tensor) not in seen and not isinstance(tensor, Frozen):
             seen.add(id(tensor))
             found[name] = tensor.detach()
     return found
@@ -43,3 +49,13 @@ def answers_with(model: nn.Module, tensors: dict[str, Tensor], *args: Any, **nam
     finally:
         model.train(training)
     return answers
+
+
+def weights_sha256(tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 over names, types, shapes and values of tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,17 +106,23 @@ def decode(data: Bytes) -> Message:
     return Message(kind, _parse(text), tensors)
 
 
-def read_weights(path: Path) -> Tensors:
-    """Return the tensors of a safetensors file, such as a state dict. Raise ValueError if it is not a valid one."""
+def read_weights(path: Path, *, mapped: bool = False) -> Tensors:
+    """Return the tensors of a safetensors file, such as a state dict. Raise ValueError if it is not a valid one.
+
+    With `mapped`, the tensors are views of the file, whose memory all processes share until they write to them.
+    """
     try:
-        return _open(path.read_bytes())[1]
+        if not mapped or path.stat().st_size == 0:
+            return _open(path.read_bytes())[1]
+        with path.open("rb") as file:
+            return _open(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[1]
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except BadMessage as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
-def _open(data: bytes | bytearray | memoryview) -> tuple[object, Tensors]:
+def _open(data: bytes | bytearray | memoryview | mmap.mmap) -> tuple[object, Tensors]:
     """Split the bytes of a safetensors file into its metadata and its tensors."""
     # Torch has no read-only tensors, so a read-only buffer is copied.
     buffer = memoryview(bytearray(data) if memoryview(data).readonly else data).cast("B")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.nn import compose
+from fedfactor.nn.frozen import Frozen
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
@@ -88,8 +89,13 @@ class Phase:
 
 
 def parameter_names(network: nn.Module) -> list[str]:
-    """Return the names of the network's parameters."""
-    return [name for name, _ in network.named_parameters()]
+    """Return the names of the network's parameters, without those of a frozen base."""
+    return [name for name, parameter in network.named_parameters() if not isinstance(parameter, Frozen)]
+
+
+def fixed_names(network: nn.Module) -> set[str]:
+    """Return the names of parameters that are downloaded but not trained, and so not uploaded."""
+    return {name for name in parameter_names(network) if not network.get_parameter(name).requires_grad}
 
 
 def split_epochs(what: str, first: int | None, share: float, epochs: float) -> tuple[float, float]:
@@ -171,6 +177,8 @@ class Method:
     """FedAvg (McMahan et al. 2017, Alg. 1): all tensors are shared and averaged, weighted by examples."""
 
     name: ClassVar[str] = ""
+    untunable: ClassVar[str] = ""
+    """Why the method cannot train the change of a frozen base (`[tune]`); empty if it can."""
 
     def __init_subclass__(cls) -> None:
         """Raise TypeError if the class defines a hook that would never be called."""

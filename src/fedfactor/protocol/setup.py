@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fedfactor.models.width import Width
 from fedfactor.nn import unfitted
-from fedfactor.nn.state import tensors_of
+from fedfactor.nn.adapt import fresh_changes
+from fedfactor.nn.frozen import base_of
+from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Bytes, decode
-from fedfactor.protocol.method import Method, form_of, has_global_model
+from fedfactor.protocol.method import Method, fixed_names, form_of, has_global_model
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -30,11 +36,14 @@ class Setup:
     optimizer: Optimizer
     codec: Codec
     training: Training
+    _prototype: tuple[nn.Module, Tensor] | None = None
+    """The task's model, if it has a frozen base, and the state of torch's generator after it was built."""
     _forms: list[Setup] = field(default_factory=list)
     _networks: dict[float, nn.Module] = field(default_factory=dict)
     _plain: dict[float, nn.Module] = field(default_factory=dict)
     _kept: dict[float, Tensors] = field(default_factory=dict)
     _trained: dict[float, frozenset[str]] = field(default_factory=dict)
+    _fixed: dict[float, frozenset[str]] = field(default_factory=dict)
 
     def bind(self, levels: Sequence[float]) -> None:
         """Adapt the method to the task and the run's capacity levels; call this before networks are built."""
@@ -43,6 +52,8 @@ class Setup:
             raise ValueError(f"{traits.needs_classes} needs one class per example, which a {kind} task does not have")
         if traits.needs_logits and not self.task.has_classes:
             raise ValueError(f"{traits.needs_logits} needs logits of classes, which a {kind} task does not have")
+        if self.task.tune is not None and self.method.untunable:
+            raise ValueError(cannot_tune(self.method))
         self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:
@@ -52,9 +63,36 @@ class Setup:
             return self
         found = next((form for form in self._forms if form.method == method), None)
         if found is None:
-            found = Setup(self.task, method, self.optimizer, self.codec, self.training)
+            found = self.fresh(method)
             self._forms.append(found)
         return found
+
+    def fresh(self, method: Method | None = None) -> Setup:
+        """Return a setup that shares the base with this one, but has built no networks yet."""
+        return Setup(self.task, method or self.method, self.optimizer, self.codec, self.training, self._prototype)
+
+    def build(self, width: float | Width = 1.0) -> nn.Module:
+        """Build the task's model. If it has a frozen base, it is built once, and all copies share the base."""
+        if self._prototype is None:
+            with unfitted(active=False):  # a frozen base is needed with its values
+                model = self.task.build(width)
+            if not base_of(model):
+                return model
+            self._prototype = model, torch.get_rng_state()
+        if width != 1.0:
+            raise ValueError(
+                f"{self.method.name} trains networks of other widths, but the frozen parameters of the model (its "
+                "base) have one size; use a method that trains the whole model"
+            )
+        model, after = self._prototype
+        torch.set_rng_state(after)  # so that what is drawn next does not depend on whether the model was built anew
+        return copy.deepcopy(model, dict(fresh_changes(model)) if self.task.tune else None)
+
+    @cached_property
+    def base_sha256(self) -> str:
+        """The SHA-256 of the frozen base: names, types, shapes and values; empty if the model has none."""
+        self.network(1.0)  # builds the model
+        return weights_sha256(base_of(self._prototype[0])) if self._prototype else ""
 
     def network(self, capacity: float) -> nn.Module:
         """Return the network of a capacity. It is one object, which each user fills with its own tensors."""
@@ -63,6 +101,7 @@ class Setup:
                 built = self.initial(capacity)
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
+            self._fixed[capacity] = frozenset(fixed_names(built))
         return self._networks[capacity]
 
     def initial(self, capacity: float) -> nn.Module:
@@ -71,13 +110,13 @@ class Setup:
         Their seed does not depend on the client, so private parts start equal on all clients.
         """
         with seeded(derive(self.training.seed, "init")), one_thread():
-            built = self.method.network(self.task.build, capacity)
+            built = self.method.network(self.build, capacity)
         return built.to(self.training.torch_device, self.training.torch_dtype)
 
     def plain(self, capacity: float) -> nn.Module:
         """Return the server's model at a capacity as a plain module to be filled: one object, like `network`."""
         if capacity not in self._plain:
-            fresh = Setup(self.task, self.method, self.optimizer, self.codec, self.training)
+            fresh = self.fresh()
             start = self.method.initial(fresh.network)
             self._plain[capacity] = self.method.deploy(start, fresh.network(capacity), capacity, {})
         return self._plain[capacity]
@@ -92,6 +131,11 @@ class Setup:
         self.network(capacity)
         return self._trained[capacity]
 
+    def uploaded(self, capacity: float, down: Tensors) -> Tensors:
+        """Return the tensors of a download that are uploaded: all but parameters that the method does not train."""
+        self.network(capacity)
+        return {name: tensor for name, tensor in down.items() if name not in self._fixed[capacity]}
+
     def kept(self, capacity: float) -> Tensors:
         """Return the initial private tensors, which clients have before they first take part."""
         if capacity not in self._kept:
@@ -99,6 +143,11 @@ class Setup:
             values = tensors_of(self.initial(capacity)) if private else {}
             self._kept[capacity] = {name: tensor for name, tensor in values.items() if name in private}
         return self._kept[capacity]
+
+
+def cannot_tune(method: Method) -> str:
+    """Return why a method cannot be used with `[tune]`."""
+    return f"{method.name} cannot fine-tune a frozen base ([tune]): {method.untunable}. Use fedavg, lora or fedpara"
 
 
 def kept_of(setup: Setup, state: Bytes | None, round: int) -> dict[str, Tensors]:

@@ -123,12 +123,13 @@ def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> t
     if found:
         raise BadMessage("the upload has tensors that belong to neither the model nor the optimizer")
     try:
-        expect(model, expected_up(setup.codec, trained, sent.reference), "upload")
+        reference = setup.uploaded(who.capacity, sent.reference)
+        expect(model, expected_up(setup.codec, trained, reference), "upload")
         expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
-        tensors = decode_up(setup.codec, trained, model, sent.reference)
+        tensors = decode_up(setup.codec, trained, model, reference)
         # Coded tensors may decode to very large numbers, so check them again; uncoded tensors are checked already.
         known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
-        coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, sent.reference))
+        coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, reference))
         expect(coded, wanted, "decoded upload")
     except NotFinite as error:
         raise diverged(str(error)) from None

@@ -133,8 +133,9 @@ def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
         raise RunError(f"run.keep_rounds: {directory} has passed {missed} without keeping them; leave them out")
 
 
-MAY_CHANGE = ("train.rounds", "train.quorum", "evaluate.", "run.keep_rounds")
-"""Beginnings of the keys that may change when a run is resumed; `train.rounds` only if the schedule allows it."""
+MAY_CHANGE = ("train.rounds", "train.quorum", "evaluate.", "run.keep_rounds", "model.base_sha256")
+"""Beginnings of the keys that may change when a run is resumed; `train.rounds` only if the schedule allows it. A run
+records the hash of its base itself, and `Federation` compares it."""
 
 
 def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:

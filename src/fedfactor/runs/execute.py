@@ -21,9 +21,9 @@ from typing import Any
 
 from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.settings import check_device_here
-from fedfactor.runs.directory import check_claim, locked, read_summary
-from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.tasks import Facts, setup_of, task_of
+from fedfactor.runs.directory import RunError, check_claim, locked, read_summary
+from fedfactor.runs.recipe import Recipe, with_base
+from fedfactor.runs.tasks import Facts, facts_with_base, setup_of, task_of
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import Damaged, DiskStore, Journal
@@ -56,6 +56,7 @@ def run(
         recipe, task, _ = begin(recipe)
         setup, engine = setup_of(recipe, task), engine or Inline()
         federation = Federation(setup, recipe.rounds, engine, recipe.capacities, on_event=on_event)
+        _check_base(recipe, federation)
         return Result(federation, federation.run())
     directory = Path(directory)
     with locked(directory):
@@ -65,8 +66,9 @@ def run(
         def listen(event: dict[str, Any]) -> None:
             # Written only now: a failed start leaves the directory free, and a refused resumption leaves it as it is.
             if event["event"] in ("start", "resumed"):
-                write_atomically(directory / "task.json", json.dumps(facts))
-                write_atomically(directory / "recipe.toml", recipe.to_toml())
+                setup = federation.setup
+                write_atomically(directory / "task.json", json.dumps(facts_with_base(facts, setup)))
+                write_atomically(directory / "recipe.toml", with_base(recipe, setup.base_sha256).to_toml())
                 if event.get("round", 0) < recipe.rounds.rounds:  # the run was finished, and is now extended
                     (directory / "summary.json").unlink(missing_ok=True)
             on_event(event)
@@ -80,6 +82,7 @@ def run(
             Journal(directory / "metrics.jsonl"),
             listen,
         )
+        _check_base(recipe, federation)
         result = Result(federation, federation.run())
         end(result)
         summary, before = result.summary, read_summary(directory) or {}
@@ -88,3 +91,13 @@ def run(
                 raise Damaged(directory / "summary.json", f"its {key} is not that of the checkpoint")
         write_atomically(directory / "summary.json", json.dumps(summary, indent=1))
         return result
+
+
+def _check_base(recipe: Recipe, federation: Federation) -> None:
+    """Raise RunError if the recipe names another base than the model has."""
+    wanted, found = recipe.tables.get("model", {}).get("base_sha256"), federation.setup.base_sha256
+    if wanted and wanted != found:
+        raise RunError(
+            f"model.base_sha256: the recipe asks for the frozen base {wanted}, but the model has "
+            f"{found or 'no frozen parameters'}. Use the weights that the recipe was written for, or remove the key"
+        )

@@ -193,7 +193,8 @@ class Run:
                 f"{self.directory} was started from Python, so it does not record its model: give the model with "
                 "load(DIR, model=...), or with --model package.module:function on the command line"
             )
-        return Task(self.given_model, data, facts["kind"], self.recipe.rounds.evaluate_batch_size)
+        size = self.recipe.rounds.evaluate_batch_size
+        return Task(self.given_model, data, facts["kind"], size, tune=self.recipe.tune)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""
@@ -232,6 +233,12 @@ class Run:
         model = federation.settings()["model"]
         if info["settings"].get("model", model) != model:
             raise RunError(f"the model has other tensors than the model of {self.directory}")
+        base = self.task.get("base_sha256", "")
+        if base != federation.setup.base_sha256:
+            raise RunError(
+                f"the frozen base of the model has the SHA-256 {federation.setup.base_sha256 or 'of no base'}, but "
+                f"{self.directory} was trained on {base or 'a model without frozen parameters'}: use the same weights"
+            )
         federation.journal.events = self.metrics[: info["events"]]
         return Result(federation, Server.from_bytes(data, info))
 

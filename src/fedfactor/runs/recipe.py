@@ -18,11 +18,13 @@ from typing import Any
 import tomli_w
 
 from fedfactor.data.federated import SHARED
+from fedfactor.nn import Tune
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
+from fedfactor.protocol.setup import cannot_tune
 from fedfactor.registry import create, entries
 from fedfactor.runs.sections import (
     MEASURING,
@@ -40,7 +42,7 @@ from fedfactor.task.metrics import Metrics
 
 __all__ = [
     "Recipe", "RecipeError", "Table", "cells", "described", "merged", "nested", "overridden_cells", "override", "parse",
-    "read", "recorded", "resolve", "schema", "small", "values",
+    "read", "recorded", "resolve", "schema", "small", "values", "with_base",
 ]  # fmt: skip
 
 
@@ -55,6 +57,7 @@ class Recipe:
     method: Method
     optimizer: Optimizer
     codec: Codec
+    tune: Tune | None = None
 
     @property
     def from_python(self) -> bool:
@@ -209,6 +212,13 @@ def recorded(path: Path) -> Recipe:
     return resolve(tables, str(path), from_python="data" not in tables)
 
 
+def with_base(recipe: Recipe, sha256: str) -> Recipe:
+    """Return a recipe that names the frozen base of its model by its SHA-256, if it has one."""
+    if recipe.from_python or not sha256:
+        return recipe
+    return dataclasses.replace(recipe, tables=merged(recipe.tables, {"model": {"base_sha256": sha256}}))
+
+
 def described(
     name: str,
     training: Training,
@@ -218,6 +228,7 @@ def described(
     optimizer: Optimizer,
     codec: Codec,
     metrics: Table,
+    tune: Tune | None = None,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
@@ -235,10 +246,11 @@ def described(
             "shares": [capacities.shares[level] for level in capacities.levels],
         },
         "evaluate": {**metrics, **{key: given[field] for key, field in MEASURING.items()}},
+        **({"tune": dataclasses.asdict(tune)} if tune else {}),
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec)
+    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec, tune)
 
 
 def _chosen(kind: str, part: Any) -> Table:
@@ -270,7 +282,7 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     """
     if "sweep" in tables:
         raise RecipeError(f"{where} is a sweep of {len(cells(tables))} cells; choose one of them")
-    sections = read_sections(tables, where, OBJECTS if from_python else ())
+    sections = read_sections(tables, where, [*(OBJECTS if from_python else ()), *({"tune"} - {*tables})])
     name = dict(sections.pop(""))["name"]
     written = {section: model.model_dump(mode="json", exclude_none=True) for section, model in sections.items()}
     written["train"]["schedule"] = written.pop("schedule")
@@ -297,10 +309,11 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     method: Method = built(f"{where}: method", lambda: create("methods", **given["method"]))
     optimizer: Optimizer = built(f"{where}: optimizer", lambda: create("optimizers", **given["optimizer"]))
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))
-    reason = method.refuses(optimizer, codec, training)
+    tune = built(f"{where}: tune", lambda: Tune(**given["tune"])) if "tune" in given else None
+    reason = cannot_tune(method) if tune and method.untunable else method.refuses(optimizer, codec, training)
     if reason:
         raise RecipeError(f"{where}: {reason}")
     shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
     tables = {"name": name, **written, "paper": tables.get("paper", {})}
     levels = built(f"{where}: capacities", lambda: Capacities(shares, capacities["dynamic"], capacities["cover"]))
-    return Recipe(tables, training, rounds, levels, method, optimizer, codec)
+    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune)

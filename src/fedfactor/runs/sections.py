@@ -25,6 +25,7 @@ from fedfactor.data.clients import Kind
 from fedfactor.data.federated import SHARED
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
+from fedfactor.nn import Tune
 from fedfactor.protocol.local_optimizer import NAMES, SHORT, LocalOptimizer, torch_class
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
@@ -104,6 +105,8 @@ class RecipeModel(SectionModel):
     """The server's optimizer and its hyper-parameters; package.module:Class is one of your own."""
     codec: Table = {}
     """How tensors are encoded in messages; package.module:Class is a codec of your own."""
+    tune: Table = {}
+    """Fine-tuning: the model is frozen, and methods train the change of some of its layers."""
     train: Table = {}
     """Rounds, cohort and local training."""
     capacities: Table = {}
@@ -181,6 +184,18 @@ def _metric(name: str, target: Any, options: Table) -> Any:
         raise ValueError(f"{name}: {target.__name__} refuses its options: {error}") from error
 
 
+class TuneTable(SectionModel):
+    """The section `[tune]`."""
+
+    targets: tuple[str, ...] = Tune.targets
+    """Patterns of layers whose change is trained; default: queries and values of attention, or without attention all
+    linear layers and convolutions."""
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Tune.alpha
+    """The change is multiplied by alpha / r, where r is its rank; the change of a method without ranks is not."""
+    train: tuple[str, ...] = Tune.train
+    """Patterns of tensors that are trained and sent whole, such as a new classifier."""
+
+
 class RunTable(SectionModel):
     """The section `[run]`."""
 
@@ -204,6 +219,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "train": create_model("TrainTable", __base__=SectionModel, **_train),
     "capacities": CapacitiesTable,
     "objective": ObjectiveTable,
+    "tune": TuneTable,
     "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
     "run": RunTable,
 }
@@ -271,6 +287,15 @@ def built(where: str, build: Callable[[], Built]) -> Built:
 
 # The options of what sections choose by name.
 
+WEIGHTS: Fields = {
+    "pretrained": (
+        str,
+        Field(None, description="weights to start from: a safetensors, .pth or .bin file, or a Hugging Face folder"),
+    ),
+    "base_sha256": (str, Field(None, description="SHA-256 of the model's frozen tensors; a run refuses another base")),
+}
+"""Keys of `[model]` that every model has."""
+
 
 def options_of(section: str, name: str) -> type[BaseModel]:
     """Return the model of a section that chooses `name`. Raise ValueError if there is nothing of that name."""
@@ -316,6 +341,7 @@ def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
         for option in {"classes", "width"} & {*fields}:
             if option == "classes" or fields[option][1].is_required():
                 fields[option] = fields[option][0], Field(default=None)
+        fields |= {key: field for key, field in WEIGHTS.items() if key not in fields}
     elif section == "partition":
         for option, (kind, field) in _parameters(federated).items():
             if option in SHARED:

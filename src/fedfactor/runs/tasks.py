@@ -15,11 +15,13 @@ from fedfactor.data import load as load_data
 from fedfactor.data.batches import outline
 from fedfactor.data.clients import FederatedData
 from fedfactor.data.records import Records
+from fedfactor.nn import Tune
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import imported
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.sections import Table, builder_of, metrics_of
+from fedfactor.runs.sections import WEIGHTS, Table, builder_of, metrics_of
+from fedfactor.runs.weights import with_weights
 from fedfactor.task import Task
 
 Facts = dict[str, Any]
@@ -29,6 +31,16 @@ Facts = dict[str, Any]
 def setup_of(recipe: Recipe, task: Task) -> Setup:
     """Return the setup of a recipe, which server and clients share."""
     return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+
+
+def facts_with_base(facts: Facts, setup: Setup) -> Facts:
+    """Return the facts about a task with the SHA-256 of the model's frozen base, if it has one."""
+    return facts | ({"base_sha256": setup.base_sha256} if setup.base_sha256 else {})
+
+
+def may_have_base(recipe: Recipe) -> bool:
+    """Return whether the model can have a frozen base, which is known for sure only when it is built."""
+    return "tune" in recipe.tables or ":" in recipe.tables["model"]["name"]
 
 
 def task_of(recipe: Recipe, data_dir: Path | str | None = None) -> tuple[Task, Facts]:
@@ -93,10 +105,10 @@ def kind_of(recipe: Recipe, kind: str) -> str:
 
 def task_with(recipe: Recipe, data: FederatedData, facts: Facts) -> Task:
     """Return a recipe's task with data that are already loaded."""
-    factory = model_factory(recipe.tables["model"], facts["classes"])
+    factory = model_factory(recipe.tables["model"], facts["classes"], recipe.tune)
     path, metrics = recipe.tables["objective"]["loss"], metrics_of(recipe.tables["evaluate"])
     loss = imported(path) if path else None
-    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size, loss, **metrics)
+    return Task(factory, data, facts["kind"], recipe.rounds.evaluate_batch_size, loss, tune=recipe.tune, **metrics)
 
 
 COUNTED = 200
@@ -105,8 +117,9 @@ COUNTED = 200
 
 def model_options(table: Table, classes: int) -> Table:
     """Return the arguments of a recipe's model at full width."""
-    options = {key: value for key, value in table.items() if key != "name"}
     parameters = inspect.signature(builder_of(table["name"])).parameters
+    ours = {"name", *(key for key in WEIGHTS if key not in parameters)}
+    options = {key: value for key, value in table.items() if key not in ours}
     if "classes" in parameters:
         options.setdefault("classes", classes)
     if "width" in parameters:
@@ -114,16 +127,23 @@ def model_options(table: Table, classes: int) -> Table:
     return options
 
 
-def model_factory(table: Table, classes: int) -> Callable[..., nn.Module]:
-    """Return a function that builds a recipe's model; it takes `width`, a share of the recipe's, if the model does."""
+def model_factory(table: Table, classes: int, tune: Tune | None = None) -> Callable[..., nn.Module]:
+    """Return a function that builds a recipe's model; it takes `width`, a share of the recipe's, if the model does.
+
+    With `model.pretrained` it has these weights. Tensors that `tune` trains whole may be missing in the file.
+    """
     options, builder = model_options(table, classes), builder_of(table["name"])
+    path = "" if "pretrained" in inspect.signature(builder).parameters else table.get("pretrained")
+
+    def built(options: Table) -> nn.Module:
+        model = _built(table["name"], builder, options)
+        return with_weights(model, Path(path), tune.trains if tune else lambda name: False) if path else model
+
     if "width" in inspect.signature(builder).parameters:
         full = options.pop("width")  # the width at capacity 1
         # At full width 1 pass `width` on unchanged: it may be a `Width`, and a product would round its channels again.
-        return lambda width=1.0: _built(
-            table["name"], builder, {**options, "width": width if full == 1 else full * width}
-        )
-    return lambda: _built(table["name"], builder, options)
+        return lambda width=1.0: built({**options, "width": width if full == 1 else full * width})
+    return lambda: built(options)
 
 
 def _built(name: str, builder: Callable[..., Any], options: Table) -> nn.Module:

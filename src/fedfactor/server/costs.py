@@ -70,7 +70,7 @@ class Costs:
         with seeded(
             derive(setup.training.seed, "init")
         ):  # the values do not matter, but the global generator must not change
-            tensors = tensors_of(setup.task.build())
+            tensors = tensors_of(setup.build())
         fields = {"client": 0, "round": 0, "capacity": 1.0, "lr": setup.training.lr, "test": False}
         message = Message("train", fields, {f"model/{name}": tensor for name, tensor in tensors.items()})
         return 2 * len(encode(message))

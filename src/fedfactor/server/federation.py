@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedfactor.client.descent import state_tensors
 from fedfactor.nn import dense_names
+from fedfactor.nn.frozen import released
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
@@ -77,6 +78,10 @@ class Federation:
         self.rounds.cohort_size(self.population)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
         setup.task.check_outputs(setup.network(self.capacities.levels[0]))
+        if setup.base_sha256 and not setup.trained(1.0):
+            raise ValueError(
+                "all parameters of the model are frozen (requires_grad=False), so there is nothing to train"
+            )
         self._check_levels()
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self.costs = Costs(setup)
@@ -186,6 +191,8 @@ class Federation:
             "test data": data.test_fingerprint,
             "model": hashlib.sha256(str(shapes).encode()).hexdigest()[:12],
         }
+        if setup.base_sha256:
+            found["base"] = setup.base_sha256
         if setup.training.looks_ahead:
             found["rounds"] = self.rounds.rounds
         return {key: str(value) for key, value in found.items()}
@@ -371,12 +378,13 @@ class Federation:
 
     def model(self, server: Server, capacity: float | None = None) -> nn.Module:
         """Return the server's model as a plain module."""
-        return deploy_global(self.setup, server, capacity or self.capacities.levels[0], self.calibration(server))
+        level = capacity or self.capacities.levels[0]
+        return released(deploy_global(self.setup, server, level, self.calibration(server)))
 
     def client_model(self, server: Server, client: int) -> nn.Module:
         """Return a client's own model as a plain module."""
         who = self.dispatch.participant(client, server.round)
-        return deploy_personal(self.setup, server, who, self.store, self.calibration(server))
+        return released(deploy_personal(self.setup, server, who, self.store, self.calibration(server)))
 
 
 def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
@@ -390,7 +398,7 @@ def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
         # Of a weight that is sent as U V, the rows of U are its output channels.
         dense = {f"{layer}.u": name for layer, name in dense_names(setup.network(reply.capacity)).items()}
         for piece in reply.plan.values():
-            name = dense.get(piece.source, piece.source)
+            name = dense[piece.source] if dense.get(piece.source) in masks else piece.source
             if name in masks:
                 rows = piece.index[0] if piece.index else None
                 masks[name][rows if isinstance(rows, Tensor) else slice(rows)] = False

@@ -28,7 +28,7 @@ standard deviations, and at least as a ratio, because the deviation of constant 
 def given_model(setup: Setup) -> nn.Module:
     """Build the task's model with the initial values that the method gets."""
     with seeded(derive(setup.training.seed, "init")):
-        return setup.task.build()
+        return compose(setup.build())
 
 
 def start_errors(initial: nn.Module, given: nn.Module) -> dict[str, float]:

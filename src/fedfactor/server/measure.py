@@ -65,12 +65,13 @@ def measure_global(engine: Engine, setup: Setup, round: int, models: Mapping[flo
 
     Engines that share this machine's memory evaluate parts of whole batches in their workers. The sums of the batches
     are added in order, so the figures are those of one process. Metrics that are no sums, such as F1, need all batches
-    in one process, which is this one. Raise Diverged if the deciding metric is not finite.
+    in one process, which is this one. So does a model with a frozen base: its composed weights, which contain the base,
+    are not sent. Raise Diverged if the deciding metric is not finite.
     """
     task, central = setup.task, setup.task.data.central
     assert central is not None
     batches = -(-count(central) // task.evaluation_batch)
-    if not getattr(engine, "shares_memory", False) or batches < 2 or task.measures.accumulate:
+    if not getattr(engine, "shares_memory", False) or batches < 2 or task.measures.accumulate or setup.base_sha256:
         return _checked({f"{level:g}": task.evaluate(model, central) for level, model in models.items()}, task, round)
     rows = -(-batches // MOST_PARTS) * task.evaluation_batch
     parts = [(level, first) for level in models for first in range(0, count(central), rows)]

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import fedfactor
+from fedfactor.nn.state import weights_sha256
 from fedfactor.server.events import decider_of, start_line, summarise_rounds
 from fedfactor.server.federation import Federation
-from fedfactor.server.state import Server, private_sha256, weights_sha256
+from fedfactor.server.state import Server, private_sha256
 
 
 @dataclass

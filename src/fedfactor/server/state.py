@@ -59,16 +59,6 @@ class Server:
         return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics, untrained)
 
 
-def weights_sha256(tensors: Tensors) -> str:
-    """Return the SHA-256 of tensors, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def private_sha256(store: States) -> str:
     """Return a SHA-256 over the hashes of all clients' committed states, whether they are here or on the devices."""
     digest = hashlib.sha256()

@@ -17,6 +17,8 @@ from fedfactor.data.batches import Batch, arguments, like, targets_of
 from fedfactor.data.clients import Examples, FederatedData, Kind, count
 from fedfactor.data.records import Records
 from fedfactor.models.width import Width
+from fedfactor.nn.adapt import Tune, shared_memory, tuned
+from fedfactor.nn.frozen import freeze
 from fedfactor.profile import timed
 from fedfactor.support.checks import check_choice
 from fedfactor.task.metrics import WITH_CLASSES, Decider, Metric, Metrics
@@ -52,6 +54,8 @@ class Task:
     """The metric that decides which model is best; by default the accuracy, or the loss if there are no classes."""
     higher_is_better: bool | None = None
     """Whether higher values of `best` are better; by default what the metric says."""
+    tune: Tune | None = None
+    """How the model is fine-tuned; `None`: all its parameters that require gradients are trained."""
     measures: Metrics = field(init=False, compare=False, repr=False)
     _takes_width: bool = field(init=False, default=False)
 
@@ -66,9 +70,10 @@ class Task:
         object.__setattr__(self, "_takes_width", takes)
 
     def build(self, width: float | Width = 1.0) -> nn.Module:
-        """Build the model at a share of its full width."""
+        """Build the model at a share of its full width; frozen parameters are its base."""
         if isinstance(self.model, nn.Module):
-            built = copy.deepcopy(self.model)
+            # Frozen tensors are never written to, so copies share them.
+            built = copy.deepcopy(self.model, shared_memory(self.model, self.tune))
         else:
             built = self.model(width=width) if self._takes_width else self.model()
         if width != 1.0 and not self._takes_width:
@@ -76,7 +81,7 @@ class Task:
                 f"the method asks for a model of width {float(width):g}, but the model given has one size only; "
                 "give a factory that takes `width`, such as lambda width: Net(width)"
             )
-        return built
+        return tuned(built, self.tune) if self.tune else freeze(built)
 
     def _check_data(self) -> None:
         """Raise ValueError if targets do not fit the kind or training inputs are not finite; warn of test inputs."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedfactor.engines import Done, Inline, Job
 from fedfactor.nn.norms import with_statistics
+from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.method import Method, Staged
@@ -29,7 +30,6 @@ from fedfactor.registry import create, names
 from fedfactor.server.dispatch import Diverged
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
-from fedfactor.server.state import weights_sha256
 from fedfactor.testing import federation
 from fedfactor.testing.federation import CLIENTS, LEVELS, Recording, SmallNet, Tampering, data, outcome
 

@@ -20,6 +20,7 @@ import fedfactor
 from fedfactor.data.clients import Kind
 from fedfactor.engines.flower.adapter import ConnectedNode, Grid, Inbox, instruction, nodes, pack, push, unpack
 from fedfactor.protocol.message import BadMessage
+from fedfactor.protocol.states import SHA256
 from fedfactor.support.files import write_atomically
 
 log = logging.getLogger("fedfactor.engines.flower")
@@ -40,6 +41,8 @@ class Claim:
     capacity: float | None
     facts: dict[str, Any]
     """Description of its data if every node has its own, see `runs.tasks.facts_of`; otherwise empty."""
+    base: str = ""
+    """SHA-256 of the frozen base of its model; empty if the model has none."""
 
     @classmethod
     def read(cls, node: ConnectedNode, fields: Mapping[str, Any]) -> Claim:
@@ -58,7 +61,10 @@ class Claim:
             raise BadMessage("it neither reports which client it is (node-config client=...) nor has a key")
         if type(capacity) is not float or not (capacity == 0 or (math.isfinite(capacity) and 0 < capacity <= 1)):
             raise BadMessage(f"it reports capacity {capacity!r}, expected a number in (0, 1]")
-        return cls(node, client, capacity or None, _facts(fields.get("facts")))
+        base = fields.get("base", "")
+        if not isinstance(base, str) or (base and not SHA256.fullmatch(base)):
+            raise BadMessage("it does not name the frozen base of its model by a SHA-256")
+        return cls(node, client, capacity or None, _facts(fields.get("facts")), base)
 
 
 def _facts(text: object) -> dict[str, Any]:
@@ -226,6 +232,8 @@ class Roster:
         for key in AGREED if wanted else ():
             if claim.facts.get(key) != wanted.get(key):
                 raise BadMessage(f"its data have {key} {str(claim.facts.get(key))[:80]}, expected {wanted.get(key)}")
+        if claim.base != self.start.get("base", claim.base):
+            raise BadMessage(other_base(claim.base, self.start["base"]))
         if isinstance(claim.client, int):
             number = claim.client
             if not 0 <= claim.client < self.population:
@@ -246,6 +254,12 @@ class Roster:
         if found not in self.refused:  # log each reason once
             self.refused.append(found)
             log.warning("node %d was refused: %s", *found)
+
+
+def other_base(found: str, wanted: str) -> str:
+    """Return why a node cannot take part: it has built its model from other weights than the server."""
+    words = [f"the SHA-256 {sha256}" if sha256 else "no frozen parameters" for sha256 in (found, wanted)]
+    return f"the base of its model has {words[0]}, that of the server {words[1]}: give it the same pre-trained weights"
 
 
 AGREED = ("kind", "classes", "seen_shape", "seen_dtype")

@@ -31,7 +31,7 @@ from fedfactor.protocol.states import SHA256
 from fedfactor.rng import torch_rng
 from fedfactor.runs.directory import ENROLLED
 from fedfactor.runs.flower.device import Config, check_config, data_of, resolve_text, setup_on_node
-from fedfactor.runs.tasks import Facts
+from fedfactor.runs.tasks import Facts, facts_with_base, may_have_base
 from fedfactor.server.dispatch import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
@@ -58,7 +58,7 @@ class ClientNode:
         return cls(str(run["recipe"]), run["data"] == "nodes", float(run["deadline"]), dict(node))
 
     def hello(self) -> dict[str, bool | int | float | str]:
-        """Return what the node reports to the server: which client it is, its capacity and its data."""
+        """Return what the node reports to the server: which client it is, its capacity, its data and its base."""
         capacity = self.config.get("capacity", 0.0)
         if capacity == "measure":
             capacity = self.measured()
@@ -67,6 +67,7 @@ class ClientNode:
             "client": self.client,
             "capacity": float(capacity),
             "facts": json.dumps(self._task()[1]) if self.own_data else "",
+            "base": self._task()[0].base_sha256 if may_have_base(resolve_text(self.recipe)) else "",
         }
 
     @property
@@ -124,7 +125,7 @@ class ClientNode:
         owner = {"client": client, **(data_of(self.config) if self.own_data else {})}
         known = {"start": {"capacities": {client: capacity}}, "owner": owner}
         write_atomically(directory / ENROLLED, json.dumps(known))
-        write_atomically(directory / "task.json", json.dumps(facts))
+        write_atomically(directory / "task.json", json.dumps(facts_with_base(facts, setup)))
         write_atomically(directory / "recipe.toml", recipe.to_toml())
         info = {"round": round, "totals": {}, "events": 0, "settings": {}}
         states = {"client": {client: state}} if state else {}

@@ -13,12 +13,12 @@ from typing import Any
 
 from fedfactor.engines.flower.adapter import Context, Grid
 from fedfactor.engines.flower.engine import FlowerEngine
-from fedfactor.engines.flower.roster import AGREED, Claim, Roster
+from fedfactor.engines.flower.roster import AGREED, Claim, Roster, other_base
 from fedfactor.runs.directory import ENROLLED, reported
 from fedfactor.runs.execute import run
 from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
-from fedfactor.runs.tasks import Facts, data_without, task_of, task_with
+from fedfactor.runs.tasks import Facts, data_without, may_have_base, setup_of, task_of, task_with
 from fedfactor.server.dispatch import NoValidReply
 from fedfactor.server.federation import QuorumLost
 from fedfactor.server.result import Result
@@ -69,11 +69,13 @@ def serve(grid: Grid, context: Context) -> Result:
         if config["data"] == "recipe":
             task, facts = task_of(recipe, str(config["data-dir"]) or None)
             roster.population = task.data.clients
+            _check_base(recipe, task, roster)
             _enrol(engine)
         else:
             roster.population, roster.own_data = number_of_nodes(recipe), True
             _enrol(engine)
             task, facts = _described(recipe, roster)
+            _check_base(recipe, task, roster)
         deciders.append(task.decider)
         return dataclasses.replace(recipe, capacities=reported(recipe.capacities, directory)), task, facts
 
@@ -96,14 +98,29 @@ def _enrol(engine: FlowerEngine) -> None:
             f"{came} of {roster.population} clients connected within {engine.wait:g} seconds, the quorum is "
             f"{engine.quorum:g}. {f'{refused}. ' if refused else ''}The run directory is intact"
         )
-    if roster.start:
+    if "capacities" in roster.start:
         return
     claims = {client: roster.claims[node] for client, node in sorted(roster.here.items())}
-    roster.start = {
+    roster.start |= {
         "facts": _common_facts(claims) if roster.own_data else {},
         "capacities": {str(client): claim.capacity for client, claim in claims.items() if claim.capacity is not None},
     }
     roster.save()
+
+
+def _check_base(recipe: Recipe, task: Task, roster: Roster) -> None:
+    """Let only nodes take part whose model has the same frozen base as the server's.
+
+    Raise RuntimeError if a node that is connected already has another one.
+    """
+    if not may_have_base(recipe):
+        return
+    setup = setup_of(recipe, task)
+    setup.bind(recipe.capacities.levels)
+    roster.start["base"] = setup.base_sha256
+    for client, node in roster.here.items():
+        if roster.claims[node].base != setup.base_sha256:
+            raise RuntimeError(f"client {client}: {other_base(roster.claims[node].base, setup.base_sha256)}")
 
 
 def _hand_out(result: Result, engine: FlowerEngine) -> None:

@@ -1,0 +1,59 @@
+"""HetLoRA: clients with different ranks, zero-padded and weighted by the size of their changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedfactor.factor import frobenius_decay
+from fedfactor.methods.lora import RankedLora
+from fedfactor.protocol.method import Networks, Traits
+from fedfactor.protocol.plan import Held, Reply, Tensors, holders_mean, whole_plan
+from fedfactor.registry import register
+
+
+@register("methods", "hetlora", paper="arXiv:2401.06432")
+@dataclass(frozen=True)
+class HetLora(RankedLora):
+    """A client of capacity p trains the first p r components; missing ones count as unchanged in the mean.
+
+    The weight of a client is the Frobenius norm of its change B A, over all layers: clients whose training moved more
+    count more (sparsity-weighted aggregation).
+
+    Deviations: the paper pads the factors with zeros, which shrinks components that few clients have, even without
+    training. Here their changes are padded. Ranks are given by the capacities; the paper's clients also prune theirs.
+
+    Use it as a baseline for `raflora` and `flexlora`.
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """Clients of less capacity get a lower rank, and weights depend on the change."""
+        return Traits(adapts=True, weighting="norm of the change B A")
+
+    def weights(self, replies: Sequence[Reply]) -> list[float]:
+        """Return ||B A|| of each client; equal weights if all are 0."""
+        norms = [math.sqrt(sum(map(float, self._squares(reply)))) for reply in replies]
+        return norms if any(norms) else [1.0] * len(replies)
+
+    @staticmethod
+    def _squares(reply: Reply) -> list[float]:
+        layers = [name.removesuffix(".u") for name in reply.tensors if name.endswith(".u")]
+        pairs = [(reply.tensors[f"{layer}.u"].double(), reply.tensors[f"{layer}.v"].double()) for layer in layers]
+        return [2 * float(frobenius_decay(u, v)) for u, v in pairs]
+
+    def aggregate(
+        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
+    ) -> tuple[Tensors, Held]:
+        """Average changes that are padded with zeros."""
+        return holders_mean(view, [self._padded(view, reply) for reply in replies], self.weights(replies))
+
+    @staticmethod
+    def _padded(view: Tensors, reply: Reply) -> Reply:
+        whole: Tensors = {}
+        for name in reply.tensors:
+            piece = reply.plan[name]
+            whole[piece.source] = view[piece.source].clone()
+            piece.add(whole[piece.source], reply.change(name).to(view[piece.source].dtype))
+        return replace(reply, plan=whole_plan(whole), reference={name: view[name] for name in whole}, tensors=whole)
