@@ -95,15 +95,8 @@ class FedDecomp(Method, Diagnostics):
 
     def scheme(self) -> Additive:
         """Return the scheme sigma + B A (Eq. 2 to 4)."""
-        code = self.code_rank
-        return Additive(
-            linear=self.linear,
-            conv=self.conv,
-            plain_view=code,
-            rank_from_outputs=code,
-            scaled=self.code_scale,
-            rank=self.rank or None,
-        )
+        code, rank = self.code_rank, self.rank or None
+        return Additive(self.linear, self.conv, code, code, scaled=self.code_scale, rank=rank)
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model as sigma, with B A added to its layers."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedfactor.factor import SpatialSplit
 from fedfactor.factor.products import Products
 from fedfactor.methods.factorised import with_factors
-from fedfactor.methods.spectral import Spectral, split_weights
-from fedfactor.nn import dense_names, factor_weights, factorize, first_layers, site_names
+from fedfactor.methods.spectral import Spectral, split_names, split_weights
+from fedfactor.nn import factor_weights, factorize, first_layers, site_names
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.protocol.context import Context
@@ -169,9 +169,3 @@ class FedHM(Spectral, Diagnostics):
         tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
         reference = {name: server[name] for name in tensors} if self.literal else reply.reference
         return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
-
-
-def split_names(network: nn.Module) -> dict[str, str]:
-    """Return the name on the server of each weight that is stored as U V, by layer."""
-    split = split_weights(network)
-    return {layer: name for layer, name in dense_names(network).items() if layer in split}

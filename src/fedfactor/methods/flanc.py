@@ -49,9 +49,7 @@ class FLANC(Method, Diagnostics):
     each width needs enough clients.
     """
 
-    untunable: ClassVar[str] = (
-        "a product of its shared basis and the coefficients of a width is no change that starts at zero"
-    )
+    untunable: ClassVar[str] = "the product of its basis and a width's coefficients is no change that starts at zero"
 
     r1: float = field(
         default=0.5, metadata=described("largest R1, as a share of smallest width times inputs at full width")

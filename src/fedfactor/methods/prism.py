@@ -64,9 +64,7 @@ class PriSM(Spectral, Diagnostics):
     outputs: int | Literal["all"] = field(default=1, metadata=described("a layer's outputs: a multiple of r, or 'all'"))
     warm_up: int = field(default=0, metadata=described("first rounds, in which all clients train the leading kernels"))
     dense: tuple[str, ...] = field(default=(), metadata=described("patterns of further layers that stay dense"))
-    static_norm: bool = field(
-        default=False, metadata=described("estimate norm statistics after training; otherwise each batch uses its own")
-    )
+    static_norm: bool = field(default=False, metadata=described("norm statistics of all data, not of each batch"))
 
     def __post_init__(self) -> None:
         check_number("outputs", 1 if self.outputs == "all" else self.outputs, 1, whole=True)

@@ -59,3 +59,9 @@ class Spectral(Method):
 def split_weights(network: nn.Module) -> dict[str, FactorWeight]:
     """Return the weights that are stored as U V, by layer; the dense changes of a frozen base are left out."""
     return {name: layer for name, layer in factor_weights(network).items() if isinstance(layer.scheme, SpectralSplit)}
+
+
+def split_names(network: nn.Module) -> dict[str, str]:
+    """Return the name on the server of each weight that is stored as U V, by layer."""
+    split = split_weights(network)
+    return {layer: name for layer, name in dense_names(network).items() if layer in split}
