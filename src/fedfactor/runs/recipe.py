@@ -19,6 +19,7 @@ import tomli_w
 
 from fedfactor.data.federated import SHARED
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
@@ -55,6 +56,7 @@ class Recipe:
     method: Method
     optimizer: Optimizer
     codec: Codec
+    fleet: Fleet | None = None
 
     @property
     def from_python(self) -> bool:
@@ -218,6 +220,7 @@ def described(
     optimizer: Optimizer,
     codec: Codec,
     metrics: Table,
+    fleet: Fleet | None = None,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
@@ -235,10 +238,11 @@ def described(
             "shares": [capacities.shares[level] for level in capacities.levels],
         },
         "evaluate": {**metrics, **{key: given[field] for key, field in MEASURING.items()}},
+        **({"fleet": dataclasses.asdict(fleet)} if fleet else {}),
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec)
+    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec, fleet)
 
 
 def _chosen(kind: str, part: Any) -> Table:
@@ -303,4 +307,6 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
     tables = {"name": name, **written, "paper": tables.get("paper", {})}
     levels = built(f"{where}: capacities", lambda: Capacities(shares, capacities["dynamic"], capacities["cover"]))
-    return Recipe(tables, training, rounds, levels, method, optimizer, codec)
+    described = {key: value for key, value in given.get("fleet", {}).items() if key != "file"}
+    fleet = built(where, lambda: Fleet(**described)) if described else None
+    return Recipe(tables, training, rounds, levels, method, optimizer, codec, fleet)

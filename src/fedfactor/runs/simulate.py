@@ -18,6 +18,7 @@ from fedfactor.data.records import Collate, MapStyle, Records
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
@@ -46,6 +47,7 @@ def simulate(
     optimizer: str | Optimizer = "fedavg",
     codec: str | Codec = "float32",
     capacities: Mapping[float, float] | Capacities | None = None,
+    fleet: Mapping[str, float] | Fleet | None = None,
     kind: Kind | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] = (),
     best: str | None = None,
@@ -101,6 +103,8 @@ def simulate(
         codec: How tensors are encoded in messages, or its name: float32, float16, fedpaq, int8, topk, ...
         capacities: Which share of the full model clients can train: levels in (0, 1] with the share of clients that
             have each, such as `{1.0: 0.5, 0.25: 0.5}`. None: all clients train the full model.
+        fleet: The devices of the clients, on which a virtual clock times the rounds: a `Fleet`, or built-in devices
+            with the share of clients that have each, such as `{"phone-low": 0.5, "gateway": 0.5}`. None: no clock.
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
@@ -177,6 +181,7 @@ def simulate(
         create("optimizers", optimizer) if isinstance(optimizer, str) else optimizer,
         create("codecs", codec) if isinstance(codec, str) else codec,
         {"metrics": task.measures.written, "best": best or "", "higher_is_better": higher_is_better},
+        Fleet.of_profiles(fleet) if isinstance(fleet, Mapping) else fleet,
     )
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:
