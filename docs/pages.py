@@ -28,6 +28,7 @@ from fedfactor.data.sources.registry import info as source_info
 from fedfactor.data.sources.registry import names as source_names
 from fedfactor.models import info as model_info
 from fedfactor.models import list_models as model_names
+from fedfactor.protocol.fleet import PROFILES
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.sentences import RENAMED_KEYS
@@ -414,6 +415,8 @@ def keys_page() -> str:
             yield [code(prefix + key), prose(_values(one)), code(default), prose(_sentence(one.get("description", "")))]
             for inner in [] if chosen(one) else one.get("anyOf", []):
                 yield from keys(resolved(inner).get("properties", {}), f"{prefix}{key}.")
+            if isinstance(named := one.get("additionalProperties"), dict):
+                yield from keys(resolved(named).get("properties", {}), f"{prefix}{key}.NAME.")
 
     def listed(properties: dict[str, Any], prefix: str = "") -> list[str]:
         rows = list(keys({key: one for key, one in properties.items() if "const" not in one}, prefix))
@@ -519,6 +522,17 @@ def example(path: Path) -> str:
 
 # What mkdocs calls.
 
+
+def devices_table() -> str:
+    """Tabulate the built-in devices with the sources of their numbers."""
+    rows = [
+        [code(name), prose(profile.summary), code(key), f"{value:g}", prose(source)]
+        for name, profile in PROFILES.items()
+        for key, (value, source) in profile.numbers.items()
+    ]
+    return table(["profile", "what it is", "key", "value", "source"], rows)
+
+
 MARKED: dict[str, Callable[[], str]] = {
     "promises": lambda: table(
         ["promise", "what it means"], [[code(one.__name__), prose(one.__doc__ or "")] for one in PROMISES]
@@ -526,6 +540,7 @@ MARKED: dict[str, Callable[[], str]] = {
     "new method": lambda: block("python", method_text("my_method")),
     "new recipe": lambda: block("toml", recipe_text("my_recipe")),
     "recipes": recipes_table,
+    "devices": devices_table,
     "data": lambda: names_table("data"),
     "partitions": lambda: names_table("partitions"),
     "models": lambda: names_table("models"),

@@ -150,6 +150,7 @@ def test_marks_in_pages_are_known() -> None:
         text = PAGES.with_made(path.read_text())
         assert "<!-- made" not in text
     assert "| `natural` |" in PAGES.with_made("<!-- made: partitions -->")
+    assert "| `phone-low` | a phone of 2014 on LTE | `mbps_up` | 6 | Huang" in PAGES.with_made("<!-- made: devices -->")
     with pytest.raises(KeyError):
         PAGES.with_made("<!-- made: nothing -->")
 

@@ -24,6 +24,8 @@ from fedfactor.rng import seeded
 aten = torch.ops.aten
 
 MIB = 2**20
+TRAINING = 3
+"""Operations of a training step per operation of its forward pass: the backward pass has two products for each."""
 
 
 @dataclass(frozen=True)

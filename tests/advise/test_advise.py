@@ -195,12 +195,27 @@ def test_a_recipe_of_every_method_that_fits_runs(method: str) -> None:
     assert result.summary["rounds"] == 1 and result.summary["totals"]["failures"] == 0
 
 
+def test_a_recipe_has_the_fleet_if_the_devices_have_speeds() -> None:
+    devices = ("phone: phone-low, 2 Mbps up, 50 %", "pc: 5 GMAC/s, 1 GB")
+    found = advise(asked(*devices, mbps=10.0, methods=("heterofl",), capacities=(1.0, 0.5)))
+    recipe = resolve(tomllib.loads(to_recipe(found, "planned")))
+    assert recipe.fleet is not None and recipe.fleet.fit_capacities
+    assert recipe.fleet.devices["phone"].mbps_up == 2.0 and recipe.fleet.devices["phone"].speed == 10.2e9
+    assert recipe.fleet.devices["pc"].mbps_up == 10.0 and recipe.fleet.devices["pc"].memory == 1e9
+    assert resolve(tomllib.loads(to_recipe(found_for(*DEVICES), "planned"))).fleet is None
+
+
 # What is said wrong.
 
 
 def test_devices_are_read() -> None:
     device = Device.parse("phone: 2 MB up, 500kB down, 60 MMAC, 40 MiB, 30 s, 5 J, 2 GMAC/s, 10 Mbps, 30 %")
-    assert device == Device("phone", 2e6, 5e5, 40 * 2**20, 60e6, 30.0, 5.0, 2e9, 10.0, 0.3)
+    assert device == Device(
+        name="phone", up=2e6, down=5e5, memory=40 * 2**20, macs=60e6, seconds=30.0, joules=5.0, speed=2e9,
+        mbps_down=10.0, mbps_up=10.0, share=0.3,
+    )  # fmt: skip
+    phone = Device.parse("phone: phone-low, 2 Mbps up, 30 s")
+    assert (phone.mbps_down, phone.mbps_up, phone.speed) == (13.0, 2.0, 10.2e9)
     assert link("2Mbps") == 2.0 and link("500 kbps") == 0.5
     assert asked("a: 20 %", "b: 1 GB", "c: 1 GB").shares == [0.2, pytest.approx(0.4), pytest.approx(0.4)]
 

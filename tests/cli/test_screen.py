@@ -69,6 +69,17 @@ def test_a_falling_error_is_shown_as_better() -> None:
     assert "score" in text and "mae 12.5" in text and "loss 0.25" in text and "%" not in text
 
 
+def test_simulated_time_of_a_fleet_is_shown() -> None:
+    event = round_event(4, 0.8)
+    event["totals"] |= {"simulated_seconds": 7200.0, "simulated_joules": 1500.0}
+    event["clock"] = {"seconds": 90.0, "joules": 500.0, "late": 2}
+    run = watched()
+    run.hear(event)
+    assert "2.0 h simulated, 1.5 kJ (this round 90 s, 2 late)" in shown(run)
+    assert "2.0 h simulated" in line(event) and "simulated" not in line(round_event(4, 0.8))
+    assert "simulated" not in shown(watched())
+
+
 def test_clients_of_the_round_are_counted_as_they_answer() -> None:
     run = watched()
     for event in [answered(4), answered(4), answered(4, "died")]:

@@ -30,6 +30,7 @@ def make_run(
     levels: tuple[str, ...] = ("1",),
     failing: str = "",
     metric: str = "accuracy",
+    clock: bool = False,
 ) -> Path:
     """Write a run whose accuracy rises to `top` and which moves `factor` times as many bytes as dense FedAvg.
 
@@ -53,7 +54,12 @@ def make_run(
     (folder / "task.json").write_text(json.dumps(task))
     lines: list[dict[str, Any]] = [{"event": "start", "dense_bytes": DENSE, "protocol": PROTOCOL}]
     for t in range(1, (rounds if done is None else done) + 1):
-        lines.append(made_round(t, rounds, method, seed, top, factor, each, levels, failing))
+        event = made_round(t, rounds, method, seed, top, factor, each, levels, failing)
+        if clock:
+            event["clock"] = made_clock(factor, seed)
+            seconds, joules = (t * event["clock"][key] for key in ("seconds", "joules"))
+            event["totals"] |= {"simulated_seconds": seconds, "simulated_joules": joules}
+        lines.append(event)
     if metric != "accuracy":
         lines[0]["metric"] = {"name": metric, "higher_is_better": False}
         for scores in (scores for line in lines for scores in (*line.get("global", {}).values(), line.get("all"))):
@@ -107,6 +113,31 @@ def made_round(
     if method == "feddecomp":
         event["observed"] = {"tau_change": 0.1 * t, "sigma_distance": 1 / t}
     return event
+
+
+def made_clock(factor: float, seed: int) -> dict[str, Any]:
+    """Five clients on two kinds of devices; the last is later than the deadline, the first was offline."""
+    upload = [40.0 * factor + seed, 4.0 * factor, 5.0 * factor, 6.0 * factor, 200.0]
+    return {
+        "seconds": 60.0 * factor + seed,
+        "joules": 100.0 * factor,
+        "used": 4, "late": 1, "failed": 0, "surplus": 0, "wasted_bytes": 1000,
+        "clients": [0, 1, 2, 3, 4],
+        "devices": ["phone <old>", "pc", "pc", "pc", "phone <old>"],
+        "outcomes": ["used", "used", "used", "used", "late"],
+        "offline": [10.0, 0.0, 0.0, 0.0, 0.0],
+        "download": [4.0 * factor, 0.4, 0.5, 0.6, 20.0],
+        "compute": [6.0, 1.0, 1.5, 2.0, 8.0],
+        "upload": upload,
+    }  # fmt: skip
+
+
+def timed_comparison(folder: Path, rounds: int = 10) -> Path:
+    """Write runs of two methods and two seeds on a fleet."""
+    for seed in (0, 1):
+        make_run(folder / f"fedavg-{seed}", "fedavg", seed, rounds, top=0.8, clock=True)
+        make_run(folder / f"fedpara-{seed}", "fedpara", seed, rounds, top=0.8, factor=0.2, clock=True)
+    return folder
 
 
 def comparison(folder: Path, rounds: int = 10, seeds: int = 4) -> Path:

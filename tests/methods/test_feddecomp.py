@@ -155,7 +155,7 @@ def test_epochs_that_cannot_be_split_are_refused() -> None:
     assert [phase.epochs for phase in FedDecomp().phases(network, 5)] == [2, 3]
     assert [phase.epochs for phase in FedDecomp().phases(network, 2)] == [1, 1]
     assert [phase.epochs for phase in FedDecomp(lora_epochs=5).phases(network, 5)] == [5, 0]
-    with pytest.raises(ValueError, match="a round has fewer than two epochs .*: set two, or lora_epochs"):
+    with pytest.raises(ValueError, match=r"a round has fewer than two epochs .*: set two, or lora_epochs"):
         run(FedDecomp(), epochs=1)
     with pytest.raises(RecipeError, match=r"lora_epochs must lie in \[0, 5\].* got 6"):
         resolve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from fedfactor.report import report
 from tests.helpers.chromium import Chromium
-from tests.helpers.made_runs import comparison
+from tests.helpers.made_runs import comparison, timed_comparison
 
 pytestmark = pytest.mark.browser
 
@@ -127,6 +128,54 @@ def test_a_downloaded_figure_is_an_svg_with_its_legend(browser: Chromium, page: 
     assert drawn[0] == "accuracy-by-round-all" and drawn[1].startswith("data:image/svg+xml")
     assert all(f">{name}</text>" in drawn[1] for name in ("fedavg", "prism", "round"))
     assert "rgb(27, 33, 48)" in drawn[1] and "rgb(230, 233, 239)" not in drawn[1]  # dark text on white
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_timeline_of_a_round_is_drawn_to_scale(browser: Chromium, tmp_path: Path, size: str) -> None:
+    """One bar per client, in whose order and colours one phase follows the other; the late client passes the end."""
+    report([timed_comparison(tmp_path / "runs")], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", width=SIZES[size][0], height=SIZES[size][1])
+    browser.run(ALL)
+    boxes = browser.run("""(() => {
+      const plot = document.querySelector("#timeline-0-fedavg .plot");
+      const seen = [...plot.querySelectorAll(".scatterlayer .trace")].map((trace) => {
+        const paths = [...trace.querySelectorAll("path.js-line")];
+        return { colour: paths[0].style.stroke, width: parseFloat(paths[0].style.strokeWidth),
+          d: paths.map((path) => path.getAttribute("d")).join(" ") };
+      });
+      return { seen, names: [...plot.querySelectorAll(".legendtext")].map((one) => one.textContent),
+        rows: [...plot.querySelectorAll(".ytick text")].map((one) => one.textContent) };
+    })()""")
+    assert boxes["names"] == ["offline", "download", "compute", "upload", "end of the round"]
+    assert boxes["rows"] == [
+        "client 4, phone <old>, late",
+        "client 0, phone <old>",
+        "client 3, pc",
+        "client 2, pc",
+        "client 1, pc",
+    ]
+    *phases, end = boxes["seen"]
+    assert len({one["colour"] for one in phases}) == 4 and all(one["width"] >= 2 for one in phases)
+    bars = [re.findall(r"M([\d.]+),([\d.]+)[LH]([\d.]+)", one["d"]) for one in phases]
+    assert [len(found) for found in bars] == [1, 5, 5, 5]
+    spans = {}
+    for phase, found in zip(("offline", "download", "compute", "upload"), bars, strict=True):
+        for left, height, right in found:
+            spans.setdefault(height, {})[phase] = float(left), float(right)
+    late, first = (spans[height] for height in sorted(spans, key=float, reverse=True)[:2])
+    scale = (late["upload"][1] - late["upload"][0]) / 200
+    assert late["download"][1] - late["download"][0] == pytest.approx(20 * scale, abs=1)
+    assert first["offline"][1] == pytest.approx(first["download"][0], abs=0.5) and late["download"][1] == pytest.approx(
+        late["compute"][0], abs=0.5
+    )
+    edge = float(re.match(r"M([\d.]+)", end["d"])[1])
+    assert first["upload"][1] <= edge + 0.5 < late["upload"][1]
+    assert edge - late["download"][0] == pytest.approx(60 * scale, abs=1)
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
+    assert size == "phone" or browser.run(CUT) == []
+    drawn = browser.run("[...document.querySelectorAll('#fleet .plot')].map((plot) => plot.closest('figure').id)")
+    assert drawn[:2] == ["accuracy-by-simulated-time-all", "accuracy-by-energy-all"]
     assert browser.complaints() == []
 
 

@@ -23,7 +23,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Section]:
     """The sections of two methods; the report of the one has all kinds of figures."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        make_run(folder / f"fedavg-{seed}", "fedavg", seed, rounds=6, options={"note": "<$x$ & y>"})
+        make_run(folder / f"fedavg-{seed}", "fedavg", seed, rounds=6, options={"note": "<$x$ & y>"}, clock=True)
         make_run(folder / f"flanc-{seed}", "flanc", seed, rounds=6, factor=0.3, levels=("1", "0.5"))
     return sections(*read_groups([folder]))
 
@@ -56,6 +56,7 @@ def test_lines_have_a_legend_axes_and_legible_text(found: list[Section], tmp_pat
         ("cost", "time-to-target", {"fedavg", "flanc", "2 Mbps", "50 Mbps"}),
         ("capacity", "accuracy-by-capacity", {"fedavg", "flanc", "capacity"}),
         ("data", "examples-by-class-0", {"client", "class", "10 examples", "9"}),
+        ("fleet", "timeline-0-fedavg", {"offline", "upload", "end of the round", "client 1, pc", "minutes"}),
         ("bases", "gram-1-flanc-conv1", {"basis vector", "inner product"}),
     ],
 )

@@ -31,7 +31,7 @@ from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
 from fedfactor.task import ACCURACY
 from tests.helpers.command import fedfactor
-from tests.helpers.made_runs import comparison, make_run
+from tests.helpers.made_runs import comparison, make_run, timed_comparison
 
 
 def elements(found: list[Section]) -> list[Element]:
@@ -127,6 +127,30 @@ def test_cost_of_a_target_by_hand(tmp_path: Path) -> None:
     assert row["reached by"] == "0 of 1" and row["bytes"] == "not reached" and "energy" not in row
 
 
+def test_time_on_a_fleet_by_hand(tmp_path: Path) -> None:
+    found = of([timed_comparison(tmp_path / "runs")], target=0.6)
+    assert [section.name for section in found][:4] == ["overview", "scores", "cost", "fleet"]
+    names = figures(found)
+    assert {"accuracy-by-simulated-time-all", "accuracy-by-energy-all", "simulated-time-to-target"} <= names.keys()
+    scores = [dict(read_run(tmp_path / f"runs/fedavg-{seed}", "").scores["all"]) for seed in (0, 1)]
+    rounds = [min(t for t, score in one.items() if score >= 0.6) for one in scores]
+    seconds = [rounds[0] * 60.0, rounds[1] * 61.0]
+    half = 12.706 * abs(seconds[1] - seconds[0]) / 2
+    row = rows(tables(found)["Cost of reaching 60.00 %"])[0]
+    assert row["simulated time"] == Mean(sum(seconds) / 2, half, 2).text(span)
+    assert row["energy"].startswith(f"{100 * sum(rounds) / 2:.3g} J")
+    by_device = rows(next(table for caption, table in tables(found).items() if caption.startswith("Clients by device")))
+    phone = next(row for row in by_device if row["device"] == "phone <old>" and row["run"] == "fedavg")
+    assert (phone["clients asked"], phone["used"], phone["late"], phone["compute"]) == ("40", "50.0 %", "50.0 %", "7 s")
+    overview = rows(next(iter(tables(found).values())))
+    assert overview[1]["time on the fleet"] == Mean(125.0, 12.706 * 5, 2).text(span)
+    timeline = names["timeline-1-fedpara"]
+    assert [row["client"] for row in rows(timeline.table)] == [
+        "client 1, pc", "client 2, pc", "client 3, pc", "client 0, phone <old>", "client 4, phone <old>, late",
+    ]  # fmt: skip
+    assert rows(timeline.table)[3]["offline (s)"] == "10"
+
+
 def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
     for name, top in {"fedavg": 0.8, "fedpara": 0.6}.items():
         make_run(tmp_path / name, name, top=top)
@@ -137,7 +161,7 @@ def test_without_a_target_it_is_what_every_run_reaches(tmp_path: Path) -> None:
 
 def test_a_metric_whose_lower_values_are_better(tmp_path: Path) -> None:
     for method, top in (("fedavg", 0.5), ("local", 0.25), ("fedpara", 0.75)):
-        make_run(tmp_path / method, method, top=top, metric="mae")
+        make_run(tmp_path / method, method, top=top, metric="mae", clock=True)
     make_run(tmp_path / "other", "fedavg")
     groups, remarks = read_groups([tmp_path])
     assert len(groups) == 3 and "other is left out: it is measured by accuracy (higher is better)" in remarks[0]
@@ -152,6 +176,9 @@ def test_a_metric_whose_lower_values_are_better(tmp_path: Path) -> None:
     assert row[won.head.index("win")] == "20" and row[won.head.index("mean gain")].startswith("+0.")
     names = [one.name for one in elements(found) if isinstance(one, Figure)]
     assert {"mae-by-round-all", "mae-by-bytes-all", "clients-sorted"} <= {*names}
+    timed = figures(found)["mae-by-simulated-time-all"]
+    assert timed.title == "Mae against simulated minutes" and timed.plot.layout.yaxis.title.text == "mae"
+    assert rows(timed.table)[0]["mae"] == f"{groups[0].runs[0].scores['all'][0][1]:.4g}"
     clients = groups[0].runs[0].clients["all"][1]
     (drawn, *_) = next(
         one for one in elements(found) if isinstance(one, Figure) and one.name == "clients-sorted"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 import time
@@ -41,6 +42,30 @@ def events(cell: Cell) -> list[dict[str, Any]]:
 
 def hashes(outcomes: list[CellOutcome]) -> list[str]:
     return [str(outcome.summary and outcome.summary["weights_sha256"]) for outcome in outcomes]
+
+
+def test_time_to_a_target_on_a_fleet_has_an_interval_over_seeds(tmp_path: Path) -> None:
+    timed = {
+        **TABLES,
+        "fleet": {"devices": {"phone": {"profile": "phone-low"}}},
+        "evaluate": {"target": 0.05, "every": 1},
+    }
+    chosen = cells(timed, ["fedavg", "fedpara"], [1, 2], tmp_path)
+    found = lines(run_cells(chosen))
+    for line in found:
+        totals = [events(cell)[-1]["totals"] for cell in chosen if cell.label == line.label]
+        assert line.seconds is not None and line.seconds.half is not None
+        assert line.seconds.value == pytest.approx(sum(one["simulated_seconds"] for one in totals) / 2)
+        assert line.to_target is not None and line.to_target.count == 2 and line.to_target.value <= line.seconds.value
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table(found))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"GMAC\s+time\s+to 5 %\s+energy", text) and "on its simulated fleet" in text
+    assert "simulated_seconds_to_target_halfwidth" in csv_text(found)
+    plain = lines(run_cells(cells(TABLES, ["fedavg"], [1], tmp_path / "plain")))
+    assert plain[0].seconds is None and "simulated" not in csv_text(plain)
+    with pytest.raises(RecipeError, match=r"cannot be compared: fleet\.devices"):
+        cells(timed, ["fedavg", "fedpara"], [1], tmp_path, settings=["fedpara:fleet.devices.phone.speed=1e9"])
 
 
 # The same for every method.
@@ -245,6 +270,10 @@ def test_another_metric_has_its_name_and_no_percent() -> None:
     text = latex(lines([found]))
     assert "mae & best &" in text and "12.35 & 12.36" in text and r"\%" not in text
     assert "mae_mean" in csv_text(lines([found]))
+    found.summary["measured"]["global"] |= {"target": 12.5, "reached": {"simulated_seconds": 90.0}}
+    found.summary["simulated_seconds"] = 120.0
+    timed = latex(lines([found]))
+    assert "time & to mae 12.5" in timed and "90 s" in timed and r"\%" not in timed
     mixed = latex(lines([found, outcome("fedpara", 1, 0.7, 1_000_000)]))
     assert "score & best" in mixed and "mae 12.35" in mixed and r"accuracy \% 70.00" in mixed
     with pytest.raises(RecipeError, match=r"evaluate\.best is '' and 'loss'"):

@@ -96,7 +96,7 @@ def render(found: Advice, rounds: int | None = None) -> RenderableType:
         notes.append("To see seconds, give the speed of the link (--link 2Mbps). ")
     elif not all(device.speed for device in request.devices):
         notes.append("Seconds count transfers only; give a device's speed (5 GMAC/s) to add computation. ")
-    if request.joules_per_mb is None and request.joules_per_gmac is None:
+    if all(row.joules is None for fit in found.fits for row in fit.rows):
         notes.append("To see energy, give --joules-per-mb and --joules-per-gmac. ")
     notes.append("Metrics are not predicted: use fedfactor compare to measure them.")
     parts += [Text(), Text("".join(notes), style="dim"), Text(), Text(sentence(found), style="bold")]
@@ -179,6 +179,9 @@ def to_recipe(found: Advice, name: str) -> str:
     levels = sorted(shares, reverse=True)
     tables["method"] = {"name": fit.rows[0].method, **fit.rows[0].settings}
     tables["capacities"] = {"levels": levels, "shares": [round(shares[level], 6) for level in levels]}
+    if all(None not in (device.speed, *request.link_of(device)) for device in request.devices):
+        devices = {device.name: device.in_fleet(*request.link_of(device)) for device in request.devices}
+        tables["fleet"] = {"devices": devices, "fit_capacities": fit.method.traits.adapts}
     tables = {"name": name, **tables}
     recipe.resolve(tables, "the plan's recipe")  # `fedfactor run` must accept it
     lines = [f"# {sentence(found)}", *(f"# {_described(device)}" for device in request.devices)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import dataclass
+from typing import Any
 
+from fedfactor.protocol import fleet
+from fedfactor.protocol.settings import checked
 from fedfactor.runs.text import plain
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -17,27 +20,25 @@ class PlanError(ValueError):
     """A request that cannot be answered; the message says why."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """A kind of device with its limits per round; `None` means no limit."""
+@checked
+class Device(fleet.Device):
+    """A kind of device of a fleet with its limits per round; `None` means no limit."""
 
-    name: str
+    name: str = ""
     up: float | None = None
     """Bytes of the upload."""
     down: float | None = None
     """Bytes of the download."""
-    memory: float | None = None
-    """Bytes of weights, gradients, momentum and the activations of a batch."""
     macs: float | None = None
     """Multiply-accumulates of the forward pass of one example."""
     seconds: float | None = None
     joules: float | None = None
-    speed: float | None = None
-    """Multiply-accumulates per second."""
-    mbps: float | None = None
-    """Speed of the link."""
-    share: float | None = None
-    """Share of the clients with this kind of device."""
+
+    def in_fleet(self, mbps_down: float | None, mbps_up: float | None) -> dict[str, Any]:
+        """Return the device as a fleet describes it, without limits and with the speeds of its link."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(fleet.Device)}
+        found |= {"mbps_down": mbps_down, "mbps_up": mbps_up}
+        return {key: value for key, value in found.items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Device:
@@ -45,19 +46,21 @@ class Device:
         name, colon, rest = text.partition(":")
         if not colon or not name.strip() or not rest.strip():
             raise PlanError(f"a device must be a name and its limits, such as {EXAMPLE!r}, got {text!r}")
-        given: dict[str, float] = {}
-        for words in rest.split(","):
-            key, value = _limit(words.strip(), text)
-            if key in given:
-                raise PlanError(f"device {text!r} gives its {key} twice")
-            given[key] = value
-        return cls(name.strip(), **given)
+        given: dict[str, Any] = {}
+        for words in map(str.strip, rest.split(",")):
+            key, value = ("profile", words) if words in fleet.PROFILES else _limit(words, text)
+            for one in ("mbps_down", "mbps_up") if key == "mbps" else (key,):
+                if one in given:
+                    raise PlanError(f"device {text!r} gives its {one} twice")
+                given[one] = value
+        return cls(name=name.strip(), **given)
 
 
 EXAMPLE = "phone: 2 MB up, 60 MMAC, 40 MB"
 GRAMMAR = (
     "bytes (2 MB up, 4 MB down, 40 MB memory), operations per example (60 MMAC), speed (5 GMAC/s), time (30 s), "
-    "energy (5 J), link (2 Mbps) or share of the clients (20 %)"
+    "energy (5 J), link (2 Mbps, or 10 Mbps down and 2 Mbps up), share of the clients (20 %) or a built-in device "
+    f"({', '.join(fleet.PROFILES)})"
 )
 
 
@@ -76,8 +79,8 @@ def _limit(words: str, device: str) -> tuple[str, float]:
             "J": ("joules", 1.0),
             "%": ("share", 0.01),
         }
-        if unit in table and not word:
-            return table[unit][0], value * table[unit][1]
+        if unit in table and (not word or (unit in LINKS and word != "memory")):
+            return "_".join([table[unit][0], *([word] if word else [])]), value * table[unit][1]
     raise PlanError(f"device {device!r}: {words!r} is not a limit; give {GRAMMAR}")
 
 

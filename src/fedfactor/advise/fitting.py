@@ -16,9 +16,6 @@ from fedfactor.advise.request import Request
 from fedfactor.protocol.method import Method, has_global_model, shared_names
 from fedfactor.registry import create, entries, get
 
-TRAINING = 3
-"""Operations of a training step per operation of its forward pass: the backward pass has two products for each."""
-
 
 @dataclass(frozen=True)
 class DevicePlan:
@@ -206,15 +203,17 @@ def _over(device: Device, size: Size, request: Request) -> dict[str, float]:
 def needs_of(device: Device, size: Size, request: Request) -> dict[str, float | None]:
     """Return what a network needs of a device in a round; `None` means unknown."""
     training = request.resolved.training
-    work = TRAINING * size.macs * training.seen(request.examples, training.length)
-    mbps = device.mbps or request.mbps
-    seconds = cost.link_seconds(size.down + size.up, mbps, transfers=1) if mbps else None
-    if device.speed:
+    work = cost.TRAINING * size.macs * training.seen(request.examples, training.length)
+    down, up = request.link_of(device)
+    seconds = None
+    if down and up:
+        seconds = cost.link_seconds(size.down, down, transfers=1) + cost.link_seconds(size.up, up, transfers=1)
+    if isinstance(device.speed, float):
         seconds = (seconds or 0.0) + work / device.speed
+    per_byte, per_mac = request.energy_of(device)
     joules = None
-    if request.joules_per_mb is not None or request.joules_per_gmac is not None:
-        joules = (request.joules_per_mb or 0.0) * (size.down + size.up) / 1e6
-        joules += (request.joules_per_gmac or 0.0) * work / 1e9
+    if per_byte is not None or per_mac is not None:
+        joules = (per_byte or 0.0) * (size.down + size.up) + (per_mac or 0.0) * work
     return {
         "up": size.up, "down": size.down, "memory": size.memory, "macs": size.macs, "seconds": seconds,
         "joules": joules,

@@ -6,22 +6,16 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from fedfactor import cost
 from fedfactor.advise.request import Request
-from fedfactor.client.descent import state_tensors
 from fedfactor.data.clients import FederatedData
-from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.coding import code_down, code_up
-from fedfactor.protocol.message import Message, encode
-from fedfactor.protocol.method import Method, fixed_names, form_of, forward_passes, shared_names
-from fedfactor.protocol.plan import Tensors
-from fedfactor.rng import torch_rng
+from fedfactor.protocol.method import Method, form_of, forward_passes
 from fedfactor.runs.tasks import model_factory
+from fedfactor.server.costs import message_lengths, training_bytes
 from fedfactor.task import Task, like
 
 
@@ -54,7 +48,6 @@ class Gauge:
         table = known.tables["model"]
         factory, described = model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0])
         self.task = Task(factory, described, tune=known.tune)
-        self.state_tensors = state_tensors(self.training)
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
 
@@ -86,10 +79,8 @@ class Gauge:
                 for level, times in forward_passes(method, capacity).items()
             )
             parameters = sum(p.numel() for p in network.parameters())
-            held = sum(t.nbytes for t in [*network.parameters(), *network.buffers()])
-            trained = sum(p.nbytes for p in network.parameters() if p.requires_grad)
-            memory = held + (1 + self.state_tensors) * trained + activations
-            down, up = self._messages(method, network, capacity)
+            memory = training_bytes(network, self.training) + activations
+            down, up = message_lengths(method, self.optimizer, self.codec, self.training, network, capacity)
             self._sizes[key] = Size(parameters, macs, activations, memory, down, up)
         return self._sizes[key]
 
@@ -110,20 +101,3 @@ class Gauge:
                 warnings.warn(f"{error}. {unknown}", stacklevel=2)
                 self._costs[key] = network, math.nan, math.nan
         return self._costs[key]
-
-    def _messages(self, method: Method, network: nn.Module, capacity: float) -> tuple[int, int]:
-        """Return the lengths of a download and an upload, encoded as in a round but with zeros."""
-        shapes, shared, fixed = tensors_of(network), shared_names(method, network), fixed_names(network)
-        tensors: Tensors = {name: torch.zeros(shapes[name].shape, dtype=shapes[name].dtype) for name in shared}
-        trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-        job = {"client": 0, "round": 0, "capacity": capacity, "lr": self.training.lr, "test": False}
-        coded_down = code_down(self.codec, trained, tensors)
-        rng = torch_rng(0, "plan")
-        up = {name: tensor for name, tensor in tensors.items() if name not in fixed}
-        coded_up, _ = code_up(self.codec, trained, up, up, {}, rng)
-        reply = {"client": 0, "round": 0, "capacity": capacity, "samples": 1000, "loss": 1 / 3, "steps": 10}
-        return _length("train", job, coded_down), _length("trained", reply, coded_up)
-
-
-def _length(kind: str, fields: dict[str, Any], tensors: Tensors) -> int:
-    return len(encode(Message(kind, fields, {f"model/{name}": tensor for name, tensor in tensors.items()})))

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedfactor import models
 from fedfactor.advise.devices import EXAMPLE, Device, PlanError
+from fedfactor.protocol.fleet import shares_of
 from fedfactor.runs import recipe
 
 CAPACITIES = (1.0, 0.75, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
@@ -53,10 +54,20 @@ class Request:
         if not self.capacities or not all(0 < level <= 1 for level in self.capacities):
             raise PlanError(f"capacities must lie in (0, 1], got {list(self.capacities)}")
         for device in self.devices:
-            if device.seconds is not None and (device.mbps or self.mbps) is None:
+            if device.seconds is not None and None in self.link_of(device):
                 raise PlanError(f"{device.name} limits the seconds per round; give the speed of the link: --link 2Mbps")
-            if device.joules is not None and (self.joules_per_mb is None or self.joules_per_gmac is None):
+            if device.joules is not None and None in self.energy_of(device):
                 raise PlanError(f"{device.name} limits energy; give --joules-per-mb and --joules-per-gmac")
+
+    def link_of(self, device: Device) -> tuple[float | None, float | None]:
+        """Return the speed of a device's link in Mbps, down and up."""
+        return device.mbps_down or self.mbps, device.mbps_up or self.mbps
+
+    def energy_of(self, device: Device) -> tuple[float | None, float | None]:
+        """Return the energy per byte and per multiply-accumulate, as requested or of the device."""
+        asked = (self.joules_per_mb, 1e6, device.joules_per_byte), (self.joules_per_gmac, 1e9, device.joules_per_mac)
+        byte, mac = (own if given is None else given / scale for given, scale, own in asked)
+        return byte, mac
 
     @cached_property
     def resolved(self) -> recipe.Recipe:
@@ -71,13 +82,10 @@ class Request:
     @property
     def shares(self) -> list[float]:
         """Share of the clients per device. Devices without a share divide the rest evenly."""
-        given = [device.share for device in self.devices]
-        rest, open_ = 1.0 - sum(share or 0.0 for share in given), given.count(None)
-        if rest < -1e-9 or (not open_ and abs(rest) > 1e-9):
-            raise PlanError(f"the shares of the devices add up to {100 * (1 - rest):g} %, not 100 %")
-        if open_ and rest < 1e-9:
-            raise PlanError("the shares of the devices leave no clients for the devices without a share")
-        return [rest / open_ if share is None else share for share in given]
+        try:
+            return shares_of({device.name: device for device in self.devices})
+        except ValueError as error:
+            raise PlanError(str(error)) from None
 
 
 KNOWN_DATA = {

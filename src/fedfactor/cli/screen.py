@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfactor.profile import Recorder
+from fedfactor.report.values import joules, span
 from fedfactor.server.events import start_line
 from fedfactor.server.result import RANKING
 from fedfactor.task import ACCURACY, LOSS, Decider
@@ -180,6 +181,8 @@ class Watched:
         rows.add_row(self.decider.name, self._score())
         rows.add_row("traffic", traffic(self.last["totals"], self.dense) if self.last else "nothing yet")
         rows.add_row("clients", self._clients())
+        if "clock" in self.last:
+            rows.add_row("fleet", fleet_time(self.last))
         return Panel(rows, title=escape(self.name), title_align="left")
 
     def closing(self) -> Text:
@@ -221,6 +224,14 @@ def traffic(totals: Mapping[str, float], dense: float) -> str:
     if not size:
         return f"nothing sent; dense FedAvg {in_bytes(dense)}"
     return f"{in_bytes(size)}, dense FedAvg {in_bytes(dense)} ({dense / size:.1f}x)"
+
+
+def fleet_time(event: Event) -> str:
+    """Return the simulated time and energy so far, and what the last round took, as text."""
+    totals, clock = event["totals"], event["clock"]
+    energy = f", {joules(totals['simulated_joules'])}" if "simulated_joules" in totals else ""
+    late = f", {clock['late']} late" if clock["late"] else ""
+    return f"{span(totals['simulated_seconds'])} simulated{energy} (this round {span(clock['seconds'])}{late})"
 
 
 def in_bytes(size: float) -> str:
@@ -281,6 +292,8 @@ def line(event: Event, dense: float = 0.0, decider: Decider = ACCURACY) -> str:
     elif "selected_after" in event and "all" not in event:
         words.append(f"clients' {name} {decider.number(decider.of(event['selected_after']))}")
     words.append(traffic(event["totals"], dense))
+    if "clock" in event:
+        words.append(fleet_time(event))
     if event["failures"]:
         words.append(f"{len(event['failures'])} failed: {event['failures'][0]['reason'][:60]}")
     return ", ".join(words)
@@ -292,6 +305,9 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
     names = {decider.name for decider in deciders.values()}
     score = names.pop() if len(names) == 1 else "score"
     table = Table("run", score, "best", "test data", "MB", *(["ratio"] if several else []), "failed", "seconds")
+    timed = any("simulated_seconds" in summary for summary in found.values())
+    if timed:
+        table.add_column("time on the fleet")
     printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
@@ -308,6 +324,8 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
             f"{summary['failures']:.0f}",
             f"{summary['seconds']:.0f}",
         ]
+        if timed:
+            row.append(span(summary["simulated_seconds"]) if "simulated_seconds" in summary else "-")
         table.add_row(*row, *([_beside(papers[name], summary)] if printed else []))
     return table
 

@@ -29,6 +29,9 @@ EXPECTED = {
 }  # fmt: skip
 """What a value should have been, by the type of pydantic's error."""
 
+LONGEST_VALUE = 100
+"""Characters of a value up to which an error about a whole table repeats it."""
+
 
 def sentence(error: ValidationError, given: Any, fields: Mapping[str, FieldInfo], section: str = "") -> str:
     """Return the mistakes that pydantic found in a table, on one line; `fields` are the table's legal fields."""
@@ -46,10 +49,11 @@ def sentence(error: ValidationError, given: Any, fields: Mapping[str, FieldInfo]
         key = ("each key of " if loc[-1:] == ("[key]",) else "") + ".".join(path)
         if kind == "missing":
             found.append(f"{key}.{loc[-1]} is missing and has no default")
-        elif kind == "extra_forbidden":
-            found.append(_unknown(key, list(fields)))
+        elif kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            found.append(_unknown(key, list(fields) if len(loc) == 1 else _keys(fields[str(loc[0])].annotation)))
         elif kind == "value_error":
-            found.append(f"{key} {context['error']}, got {got!r}" if key else str(context["error"]))
+            shown = f", got {got!r}" if key and len(repr(got)) <= LONGEST_VALUE else ""
+            found.append(f"{key} {context['error']}".lstrip() + shown)
         elif kind in EXPECTED:
             words = EXPECTED[kind].format(**context)
             if kind == "literal_error" and isinstance(got, str):
@@ -73,3 +77,9 @@ def _unknown(key: str, legal: list[str]) -> str:
 def _words(annotation: Any) -> list[str]:
     """Return the words of the literals in a type."""
     return [word for one in get_args(annotation) for word in ([one] if isinstance(one, str) else _words(one))]
+
+
+def _keys(annotation: Any) -> list[str]:
+    """Return the fields of the dataclasses in a type."""
+    own = list(getattr(annotation, "__pydantic_fields__", ()))
+    return own or [key for one in get_args(annotation) for key in _keys(one)]

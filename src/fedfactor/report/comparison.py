@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Group as Stacked
 from rich.table import Table
 
-from fedfactor.report.groups import Mean, mean
+from fedfactor.report.groups import Mean, mean, written
+from fedfactor.report.values import joules, span
 from fedfactor.runs.compare import CellOutcome, ranking
 from fedfactor.runs.text import SPARE, plain
 from fedfactor.runs.tuning import Tuning
@@ -59,6 +60,13 @@ class Line:
     validation: bool
     """Whether held-out training examples were measured on instead of test data."""
     tuning: Tuning | None
+    seconds: Mean | None = None
+    """Simulated seconds of the run on its fleet; `None` if it has none. So also `joules`."""
+    joules: Mean | None = None
+    target: float | None = None
+    """Value of the metric; `to_target` is the time until it is reached."""
+    to_target: Mean | None = None
+    """Simulated seconds until the target is reached, over the seeds that reach it."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line as plain data, one number per key."""
@@ -74,6 +82,10 @@ class Line:
             unit = "_percent" if self.decider.is_share else ""
             found |= {"tuned": _chosen(self.tuning), f"tuning_candidates{unit}": "; ".join(scores)}
             found |= {"tuning_rounds": self.tuning.rounds, "tuning_seed": self.tuning.seed}
+        if self.seconds:
+            found |= _pair("simulated_seconds", self.seconds) | _pair("simulated_joules", self.joules)
+            found |= {"target": self.target, **_pair("simulated_seconds_to_target", self.to_target)}
+            found["seeds_that_reach_the_target"] = self.to_target.count if self.to_target else 0
         for level, score in self.at.items():
             found |= _pair(f"{name}_at_{level:g}", score)
         return found
@@ -131,7 +143,17 @@ def _line(label: str, outcomes: Sequence[CellOutcome], common: str | None, first
         tuple(f"seed {one.cell.seed}: {one.failure}" for one in outcomes if one.summary is None),
         any(one.cell.recipe.tables["partition"]["evaluate_on"] == "validation" for one in outcomes),
         outcomes[0].tuning,
+        _mean_of(one.get("simulated_seconds") for one in good),
+        _mean_of(one.get("simulated_joules") for one in good),
+        next((one["target"] for one in scores if "target" in one), None),
+        _mean_of((one.get("reached") or {}).get("simulated_seconds") for one in scores),
     )
+
+
+def _mean_of(values: Iterable[float | None]) -> Mean | None:
+    """Average the values that are there. Return None if there is none."""
+    there = [value for value in values if value is not None]
+    return mean(there) if there else None
 
 
 def _dense(found: Sequence[Line]) -> Line | None:
@@ -217,6 +239,7 @@ def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
         "MB": [plain(line.bytes / 1e6) for line in found],
         "fewer bytes": ["-" if line.ratio is None else f"{line.ratio:.2f}x" for line in found],
         "GMAC": ["-" if line.macs is None else plain(line.macs / 1e9) for line in found],
+        **_on_the_fleet(found),
     }
     same = [head for head in SAME_FOR_ALL if len(set(columns[head])) == 1]
     words = [f"{SAME_FOR_ALL[head]}: {columns.pop(head)[0]}." for head in same]
@@ -224,6 +247,8 @@ def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
         del columns["tuned"]
     if any(line.validation for line in found):
         words.append("Measured on validation data, which are held out of the clients' training data.")
+    if any(line.seconds for line in found):
+        words.append("Time and energy: of the run on its simulated fleet.")
     if "trained" in columns:
         words.append("Trained: the capacities that clients really trained; 1 is the whole model.")
     over = "FedAvg's" if _dense(found) else "the largest run's"
@@ -242,6 +267,31 @@ def _results(found: Sequence[Line]) -> list[tuple[Columns, str]]:
     by_level = {"run": columns["run"], **at}
     by_capacity.insert(0, f"{decider.title}{' in %' if decider.is_share else ''} by capacity.")
     return [(columns, " ".join(words)), (by_level, " ".join(by_capacity))]
+
+
+def _on_the_fleet(found: Sequence[Line]) -> Columns:
+    """Return the columns of runs with a virtual clock: time, time to the target, and energy."""
+    if not any(line.seconds for line in found):
+        return {}
+    columns = {"time": [written(line.seconds, span) for line in found]}
+    heads = [_target(line) for line in found]
+    for head in dict.fromkeys(filter(None, heads)):
+        columns[head] = [_reached(line) if one == head else "-" for one, line in zip(heads, found, strict=True)]
+    if any(line.joules for line in found):
+        columns["energy"] = [written(line.joules, joules) for line in found]
+    return columns
+
+
+def _target(line: Line) -> str:
+    """Return the head of the column with the time to a line's target; empty if it has none."""
+    if line.target is None:
+        return ""
+    return f"to {100 * line.target:g} %" if line.decider.is_share else f"to {line.decider.name} {line.target:.4g}"
+
+
+def _reached(line: Line) -> str:
+    some = f" ({line.to_target.count} of {line.seeds})" if line.to_target and line.to_target.count < line.seeds else ""
+    return written(line.to_target, span, "never") + some
 
 
 def _splits(found: Sequence[Line]) -> str:

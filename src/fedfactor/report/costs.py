@@ -15,7 +15,8 @@ LINKS = {f"time at {speed}": speed for speed in ("2 Mbps", "10 Mbps", "50 Mbps")
 CHARTS = {
     "bytes": ({"bytes": ""}, "Bytes to the target"),
     "time": (LINKS, "Time to the target by speed of the link"),
-    "energy": ({"energy": ""}, "Energy of the link to the target"),
+    "simulated time": ({"simulated time": ""}, "Simulated time to the target"),
+    "energy": ({"energy": ""}, "Energy to the target"),
 }
 """By quantity: the costs shown, each with the label of its bars ("": the group's), and the caption of the table."""
 NOT_REACHED = "not reached"
@@ -83,7 +84,8 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
         f"The target is {decider.name} {decider.text(target)}, {source}; measured: {MEASURED[measure]}. Costs are "
         "those up to the first measured round that reaches the target, averaged over the seeds that reach it. The time "
         "at a link's speed is computed: in each round, the slowest client's work plus the bytes per client divided by "
-        "the speed (FedPara, D.1)."
+        "the speed (FedPara, D.1). Simulated time and energy are those of the fleet's devices, if the runs have a "
+        "fleet."
     )
     elements: list[Element] = [Text(words), _table(labels | rounds | cells, f"Cost of reaching {decider.text(target)}")]
     if "energy" not in kinds:
@@ -108,7 +110,8 @@ def costs(groups: Sequence[Group], measure: str | None, given: float | None, jou
             ]
             table = _table(labels | {name: cells[name] for name in shown}, behind)
             title, axes = f"{units.capitalize()} to the target", ("", unit)
-            elements.append(figure(f"{quantity}-to-target", title, caption, drawn, axes, table, xaxis_showgrid=False))
+            name = f"{quantity.replace(' ', '-')}-to-target"
+            elements.append(figure(name, title, caption, drawn, axes, table, xaxis_showgrid=False))
     # FedPara's Table 7.
     cells = {name: [written(cost.mean(one, per_round), cost.text) for one in groups] for name, cost in kinds.items()}
     words = "One round, on average: bytes and MACs of all its clients, times as above"
@@ -122,9 +125,14 @@ def _kinds(groups: Sequence[Group], joules_per_byte: float | None) -> dict[str, 
         found["MACs"] = Price("macs", amount)
     found |= {name: Price(speed, span) for name, speed in LINKS.items()}
     found["time of the simulation"] = Price("seconds", span)
+    runs = [run for group in groups for run in group.runs]
+    if any(summed("simulated_seconds")(run) for run in runs):
+        found["simulated time"] = Price("simulated_seconds", span)
     if joules_per_byte is not None:
         found["energy"] = Price("bytes", joules, joules_per_byte)
-    elif any(summed("joules")(run) for group in groups for run in group.runs):
+    elif any(summed("simulated_joules")(run) for run in runs):  # computation and link
+        found["energy"] = Price("simulated_joules", joules)
+    elif any(summed("joules")(run) for run in runs):
         found["energy"] = Price("joules", joules)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedfactor.report.elements import Element, Figure, Fold, Section, Table, Text
 from fedfactor.report.groups import Group, written
@@ -40,6 +41,9 @@ def overview(groups: Sequence[Group], measure: str | None, remarks: Sequence[str
             "failures": str(sum(len(run.failures) for run in group.runs)),
         }
         rows.append(row)
+    if any(run.timeline for group in groups for run in group.runs):
+        for row, group in zip(rows, groups, strict=True):
+            row["time on the fleet"] = written(group.over(last(summed("simulated_seconds"))), span)
     trained = [sorted({level for run in group.runs for level in run.trained}, reverse=True) for group in groups]
     if any(levels and levels != [1.0] for levels in trained):
         for row, levels in zip(rows, trained, strict=True):
@@ -88,24 +92,42 @@ def _pair(groups: Sequence[Group], key: str) -> list[Figure]:
     )
     return [
         over_rounds(name, title, caption, curves, scale_of(decider), table),
-        _against_bytes(groups, key),
+        against(groups, key, BYTES),
     ]
 
 
-def _against_bytes(groups: Sequence[Group], key: str) -> Figure:
+@dataclass(frozen=True)
+class Spent:
+    """A cost against which the deciding metric is drawn."""
+
+    name: str
+    """Key of `UNITS`, and part of the figure's name."""
+    series: str
+    """Key of `RunData.totals`."""
+    axis: str
+    """What follows the unit on the axis."""
+    words: str
+
+
+BYTES = Spent("bytes", "bytes", "moved", "Bytes: downloads and uploads of all clients in training.")
+
+
+def against(groups: Sequence[Group], key: str, spent: Spent) -> Figure:
+    """Draw the deciding metric against a cost."""
     drawn, rows, decider = [], [], groups[0].decider
-    ends = [total.value for group in groups if (total := group.over(last(summed("bytes"))))]
-    scale, unit, units = unit_for(ends, UNITS["bytes"])
+    ends = [total.value for group in groups if (total := group.over(last(summed(spent.series))))]
+    scale, unit, units = unit_for(ends, UNITS[spent.name])
     for group in groups:
-        moved = dict(group.curve(summed("bytes")))
-        points = [(t, moved[t].value / scale, one) for t, one in group.curve(measured(key)) if t in moved]
+        cost = dict(group.curve(summed(spent.series)))
+        points = [(t, cost[t].value / scale, one) for t, one in group.curve(measured(key)) if t in cost]
         drawn += traces(Curve.of(group, [(x, one) for _, x, one in points]), scale_of(decider), f"%{{x:.4g}} {unit}")
         shown = thin(points, max(5, MOST_ROWS // len(groups)))
         rows += [[group.label, f"{t:.0f}", f"{x:.4g}", one.text(decider.text)] for t, x, one in shown]
-    title, axes = f"{decider.title} against {units}", (f"{unit} moved", scale_of(decider).title)
-    caption = f"{MEASURED[key].capitalize()}. Bytes: downloads and uploads of all clients in training. Mean over seeds."
+    name = f"{decider.name}-by-{spent.name.replace(' ', '-')}-{key}"
+    title, axes = f"{decider.title} against {units}", (f"{unit} {spent.axis}", scale_of(decider).title)
+    caption = f"{MEASURED[key].capitalize()}. {spent.words} Mean over seeds."
     table = Table(["run", "round", unit, decider.name], rows, f"{decider.title} by {units}" + thinned(rows))
-    return figure(f"{decider.name}-by-bytes-{key}", title, caption, drawn, axes, table, xaxis_rangemode="tozero")
+    return figure(name, title, caption, drawn, axes, table, xaxis_rangemode="tozero")
 
 
 def capacities(groups: Sequence[Group]) -> Section | None:

@@ -26,6 +26,8 @@ CHARACTERS = 48
 """How many characters of a legend fit in one row."""
 KEY = 6
 """The line beside a name in the legend takes as much room as this many characters."""
+LINE = 2
+"""Width of the page's lines in pixels; wider ones are wider here too."""
 LARGEST_DOT = 9
 """Diameter in points."""
 STYLE: dict[Any, Any] = {
@@ -115,7 +117,11 @@ def _scatter(axes: Axes, trace: Mapping[str, Any]) -> None:
         dashes = tuple(map(float, DASHES[trace["line"].get("dash", "solid")].split()))
         marker = "o" if "markers" in trace["mode"] else ""
         style: Any = (0, dashes) if dashes else "solid"
-        axes.plot(xs, ys, linestyle=style, marker=marker, color=trace["line"]["color"], label=unescape(trace["name"]))
+        width = trace["line"].get("width", LINE)  # pixels
+        look = {"linestyle": style, "marker": marker, "color": trace["line"]["color"], "solid_capstyle": "butt"}
+        if width > LINE:  # a bar of a timeline
+            look["linewidth"] = width / LINE
+        axes.plot(xs, ys, label=unescape(trace["name"]), **look)
 
 
 def _bars(axes: Axes, bars: Sequence[Mapping[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.open import steady
 from fedfactor.runs.recipe import read as read_recipe
+from fedfactor.server.clock import PHASES
 from fedfactor.server.store import read_checkpoint
 from fedfactor.task import ACCURACY, Decider
 
@@ -61,7 +62,12 @@ class RunData:
     clients: dict[str, tuple[int, dict[int, float]]] = field(default_factory=dict)
     """By measurement: the round with the best mean, and the deciding metric of each client in that round."""
     totals: dict[str, list[Point]] = field(default_factory=lists)
-    """Sums since the first round: bytes, macs, dense (bytes of plain FedAvg), seconds, joules, and `2 Mbps` etc."""
+    """Sums since the first round: bytes, macs, dense (bytes of plain FedAvg), seconds, joules, `2 Mbps` etc., and
+    simulated_seconds and simulated_joules of a virtual clock."""
+    timeline: Mapping[str, Any] = field(default_factory=dict)
+    """The virtual clock of the last round, if the run has a fleet."""
+    devices: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """By kind of device: clients asked, clients by outcome, and sums of seconds by what they do in a round."""
     failures: list[tuple[int, int, str]] = field(default_factory=list)
     """Round, client, reason."""
     observed: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: defaultdict(lists))
@@ -113,6 +119,10 @@ class RunData:
         self.totals["bytes"].append((now, totals["bytes_up"] + totals["bytes_down"]))
         if totals["macs"] is not None:
             self.totals["macs"].append((now, totals["macs"]))
+        for key in totals.keys() & {"simulated_seconds", "simulated_joules"}:
+            self.totals[key].append((now, totals[key]))
+        if "clock" in event:
+            self._add_clock(event["clock"])
         self.trained |= set(event.get("trained_capacities", ()))
         for level, scores in event.get("global", {}).items():
             self.by_level[level].append((now, scores[self.decider.name]))
@@ -121,6 +131,12 @@ class RunData:
                 self._add_scores(key, now, event[key])
         for name, found in event.get("observed", {}).items():
             self._add_observed(name, now, found, len(event["cohort"]) - len(event["failures"]))
+
+    def _add_clock(self, clock: Mapping[str, Any]) -> None:
+        self.timeline = clock
+        for place, device in enumerate(clock["devices"]):
+            seconds = {phase: clock[phase][place] for phase in PHASES}
+            self.devices[device].update({"asked": 1, clock["outcomes"][place]: 1, **seconds})
 
     def _add_scores(self, key: str, now: int, scores: Mapping[str, Any]) -> None:
         metrics, series, goodness = self.decider.metrics(scores), self.scores[key], self.decider.goodness

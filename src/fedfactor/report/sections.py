@@ -9,6 +9,7 @@ from fedfactor.report.costs import costs
 from fedfactor.report.curves import capacities, main_measure, overview, scores
 from fedfactor.report.elements import Section
 from fedfactor.report.facts import audits, failures, protocol, recipes, tuning
+from fedfactor.report.fleet import fleet
 from fedfactor.report.groups import Group
 from fedfactor.report.insides import bases, picks, ranks, records
 from fedfactor.report.page import page
@@ -20,9 +21,10 @@ def sections(
 ) -> list[Section]:
     """Return the sections for which some run has data."""
     measure = main_measure(groups)
-    first = [overview(groups, measure, remarks), scores(groups, measure)]
+    first: list[Section | None] = [overview(groups, measure, remarks), scores(groups, measure)]
     first.append(costs(groups, measure, target, joules_per_byte))
     others = (capacities, clients, data, ranks, bases, picks, records, failures, tuning, audits, protocol, recipes)
+    first.append(fleet(groups, measure))
     found = [*first, *(section_of(groups) for section_of in others)]
     return [section for section in found if section is not None]
 

@@ -16,6 +16,7 @@ UNITS: dict[str, Units] = {
     "time": ((3600.0, "hours", "hours"), (60.0, "minutes", "minutes"), (1.0, "seconds", "seconds")),
     "energy": ((1.0, "joules", "energy"),),
 }
+UNITS["simulated time"] = [(size, unit, f"simulated {name}") for size, unit, name in UNITS["time"]]
 """Units by quantity, the largest first: size, symbol and name."""
 
 

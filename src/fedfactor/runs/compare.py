@@ -41,8 +41,9 @@ from fedfactor.support.files import write_atomically
 from fedfactor.task import Decider
 
 METRICS = ("evaluate.metrics", "evaluate.best", "evaluate.higher_is_better")
-SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed", *METRICS)
-"""Settings that must be equal for all methods: which client has which data, the cohorts, and what is measured."""
+SAME = ("data", "partition", "capacities", "train.rounds", "train.cohort", "train.seed", "fleet.devices", *METRICS)
+"""Settings that must be equal for all methods: which client has which data and device, the cohorts, and what is
+measured."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def _check_same(row: Sequence[Cell]) -> None:
 
 def _at(tables: recipes.Table, key: str) -> Any:
     for part in key.split("."):
-        tables = tables.get(part, {})
+        tables = tables.get(part, {})  # a recipe need not have a fleet
     return tables
 
 

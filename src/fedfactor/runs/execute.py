@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from fedfactor.engines import Engine, Inline
+from fedfactor.protocol.fleet import MEASURED, Fleet
 from fedfactor.protocol.settings import check_device_here
+from fedfactor.protocol.setup import Setup
 from fedfactor.runs.directory import RunError, check_claim, locked, read_summary
 from fedfactor.runs.recipe import Recipe, with_base
 from fedfactor.runs.tasks import Facts, facts_with_base, setup_of, task_of
+from fedfactor.server.costs import training_speed
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import Damaged, DiskStore, Journal
@@ -55,32 +58,35 @@ def run(
     if directory is None:
         recipe, task, _ = begin(recipe)
         setup, engine = setup_of(recipe, task), engine or Inline()
-        federation = Federation(setup, recipe.rounds, engine, recipe.capacities, on_event=on_event)
+        fleet = _with_speed(recipe.fleet, setup, {})
+        federation = Federation(setup, recipe.rounds, engine, recipe.capacities, on_event=on_event, fleet=fleet)
         _check_base(recipe, federation)
         return Result(federation, federation.run())
     directory = Path(directory)
     with locked(directory):
         check_claim(recipe, directory, resume)
         recipe, task, facts = begin(recipe)
+        setup, path = setup_of(recipe, task), directory / "task.json"
+        fleet = _with_speed(recipe.fleet, setup, facts, json.loads(path.read_text()) if path.exists() else {})
 
         def listen(event: dict[str, Any]) -> None:
             # Written only now: a failed start leaves the directory free, and a refused resumption leaves it as it is.
             if event["event"] in ("start", "resumed"):
-                setup = federation.setup
-                write_atomically(directory / "task.json", json.dumps(facts_with_base(facts, setup)))
+                write_atomically(path, json.dumps(facts_with_base(facts, setup)))
                 write_atomically(directory / "recipe.toml", with_base(recipe, setup.base_sha256).to_toml())
                 if event.get("round", 0) < recipe.rounds.rounds:  # the run was finished, and is now extended
                     (directory / "summary.json").unlink(missing_ok=True)
             on_event(event)
 
         federation = Federation(
-            setup_of(recipe, task),
+            setup,
             recipe.rounds,
             engine or Inline(),
             recipe.capacities,
             DiskStore(directory / "checkpoint", recipe.keep_rounds),
             Journal(directory / "metrics.jsonl"),
             listen,
+            fleet,
         )
         _check_base(recipe, federation)
         result = Result(federation, federation.run())
@@ -101,3 +107,14 @@ def _check_base(recipe: Recipe, federation: Federation) -> None:
             f"model.base_sha256: the recipe asks for the frozen base {wanted}, but the model has "
             f"{found or 'no frozen parameters'}. Use the weights that the recipe was written for, or remove the key"
         )
+
+
+def _with_speed(fleet: Fleet | None, setup: Setup, facts: Facts, before: Facts | None = None) -> Fleet | None:
+    """Return a fleet with the speed of this machine where it is to be measured.
+
+    The speed is recorded in `facts`; a run that is resumed takes it from its earlier facts.
+    """
+    if fleet is None or setup.task.data.described or all(one.speed != MEASURED for one in fleet.devices.values()):
+        return fleet
+    facts["speed"] = (before or {}).get("speed") or training_speed(setup)
+    return fleet.with_speed(facts["speed"])

@@ -15,6 +15,7 @@ from fedfactor.engines import Inline
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.settings import Reported
 from fedfactor.protocol.states import Elsewhere, at_hand
 from fedfactor.registry import imported
 from fedfactor.runs.directory import ENROLLED, RunError, find_runs, read_summary, reported
@@ -229,6 +230,9 @@ class Run:
         # Use this device, whatever device the run was trained on.
         recipe = dataclasses.replace(self.recipe, training=dataclasses.replace(self.recipe.training, device=device))
         capacities = reported(recipe.capacities, self.directory)
+        fitted = next(iter(self.metrics), {}).get("fleet", {}).get("capacities")
+        if fitted:
+            capacities = Reported(capacities.shares, given=dict(enumerate(fitted)))
         federation = Federation(setup_of(recipe, task), recipe.rounds, Inline(), capacities, store)
         model = federation.settings()["model"]
         if info["settings"].get("model", model) != model:

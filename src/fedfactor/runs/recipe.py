@@ -20,6 +20,7 @@ import tomli_w
 from fedfactor.data.federated import SHARED
 from fedfactor.nn import Tune
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
@@ -58,6 +59,7 @@ class Recipe:
     optimizer: Optimizer
     codec: Codec
     tune: Tune | None = None
+    fleet: Fleet | None = None
 
     @property
     def from_python(self) -> bool:
@@ -229,6 +231,7 @@ def described(
     codec: Codec,
     metrics: Table,
     tune: Tune | None = None,
+    fleet: Fleet | None = None,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
@@ -247,10 +250,11 @@ def described(
         },
         "evaluate": {**metrics, **{key: given[field] for key, field in MEASURING.items()}},
         **({"tune": dataclasses.asdict(tune)} if tune else {}),
+        **({"fleet": dataclasses.asdict(fleet)} if fleet else {}),
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec, tune)
+    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec, tune, fleet)
 
 
 def _chosen(kind: str, part: Any) -> Table:
@@ -316,4 +320,6 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
     tables = {"name": name, **written, "paper": tables.get("paper", {})}
     levels = built(f"{where}: capacities", lambda: Capacities(shares, capacities["dynamic"], capacities["cover"]))
-    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune)
+    described = {key: value for key, value in given.get("fleet", {}).items() if key != "file"}
+    fleet = built(where, lambda: Fleet(**described)) if described else None
+    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune, fleet)

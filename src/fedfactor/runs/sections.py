@@ -26,10 +26,12 @@ from fedfactor.data.federated import SHARED
 from fedfactor.data.sources.registry import PICTURE, PICTURE_TYPES
 from fedfactor.data.sources.registry import info as source_of
 from fedfactor.nn import Tune
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import NAMES, SHORT, LocalOptimizer, torch_class
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
 from fedfactor.registry import Entry, entries, get, imported
+from fedfactor.runs.devices import read_devices
 
 Table = dict[str, Any]
 Built = TypeVar("Built")
@@ -111,6 +113,8 @@ class RecipeModel(SectionModel):
     """Rounds, cohort and local training."""
     capacities: Table = {}
     """Which share of the model the clients can train."""
+    fleet: Table = {}
+    """The devices of the clients, on which a virtual clock times the rounds. Without it there is no clock."""
     evaluate: Table = {}
     """What is measured, and when."""
     run: Table = {}
@@ -212,6 +216,7 @@ TAKING_PART = ("rounds", "cohort", "quorum")
 MEASURING = {name.removeprefix("evaluate_"): name for name in _fields(Rounds) if name not in TAKING_PART}
 """Keys of `[evaluate]`, and the fields of `Rounds` that they set."""
 
+_file = Field(None, description="A CSV file with one row per client, whose columns are keys of a device.")
 _train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
 _evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
 TABLES: dict[str, type[BaseModel]] = {
@@ -220,12 +225,15 @@ TABLES: dict[str, type[BaseModel]] = {
     "capacities": CapacitiesTable,
     "objective": ObjectiveTable,
     "tune": TuneTable,
+    "fleet": create_model("FleetTable", __base__=SectionModel, file=(str | None, _file), **_fields(Fleet)),
     "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
 
 
+OPTIONAL = ("fleet",)
+"""Sections without which a run lacks what they describe; all others have defaults."""
 OBJECTS = ("data", "partition", "objective", "model")
 """Sections that the recipe of a run from Python does not have: these are Python objects."""
 
@@ -238,12 +246,18 @@ def read_sections(tables: Table, where: str, leave_out: Collection[str] = ()) ->
     """
     found, mistakes = {"": built(where, lambda: _read("", RecipeModel, tables))}, []
     wanted = [section for section in RecipeModel.model_fields if section in TABLES | CHOICES]
-    given = {section: tables.get(section, {}) for section in wanted if section not in leave_out}
+    absent = {*leave_out, *(section for section in OPTIONAL if section not in tables)}
+    given = {section: tables.get(section, {}) for section in wanted if section not in absent}
     if "seed" in tables and "seed" in given["train"]:
         raise RecipeError(f"{where}: seed and train.seed are the same setting; give one of them")
     given["train"] = {**({"seed": tables["seed"]} if "seed" in tables else {}), **given["train"]}
-    for section, path in INSIDE.items():
-        chosen = given["train"].pop(path.partition(".")[2], {})
+    if path := given.get("fleet", {}).get("file"):
+        read = built(f"{where}: fleet.file", lambda: read_devices(path))
+        devices = {name: dataclasses.asdict(device) for name, device in read["devices"].items()}
+        rest = {key: value for key, value in given["fleet"].items() if key != "file"}
+        given["fleet"] = {**rest, "devices": devices, "of_clients": read["of_clients"]}
+    for section, inside in INSIDE.items():
+        chosen = given["train"].pop(inside.partition(".")[2], {})
         key = "kind" if section == "schedule" else "name"
         given[section] = {key: chosen} if isinstance(chosen, str) else chosen  # one that needs nothing else
     for section, table in given.items():

@@ -19,6 +19,7 @@ from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
 from fedfactor.nn import Tune
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
@@ -48,6 +49,7 @@ def simulate(
     codec: str | Codec = "float32",
     capacities: Mapping[float, float] | Capacities | None = None,
     tune: Tune | None = None,
+    fleet: Mapping[str, float] | Fleet | None = None,
     kind: Kind | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] = (),
     best: str | None = None,
@@ -105,6 +107,8 @@ def simulate(
             have each, such as `{1.0: 0.5, 0.25: 0.5}`. None: all clients train the full model.
         tune: Fine-tune a pre-trained model: which layers get a change, and which tensors are trained whole. All others
             are frozen, and are in no message. So are parameters of the model that do not require gradients.
+        fleet: The devices of the clients, on which a virtual clock times the rounds: a `Fleet`, or built-in devices
+            with the share of clients that have each, such as `{"phone-low": 0.5, "gateway": 0.5}`. None: no clock.
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
@@ -182,6 +186,7 @@ def simulate(
         create("codecs", codec) if isinstance(codec, str) else codec,
         {"metrics": task.measures.written, "best": best or "", "higher_is_better": higher_is_better},
         tune,
+        Fleet.of_profiles(fleet) if isinstance(fleet, Mapping) else fleet,
     )
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:

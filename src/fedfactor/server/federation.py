@@ -20,6 +20,7 @@ from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
 from fedfactor.protocol.engine import Engine
+from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
 from fedfactor.protocol.optimizer import State, Step
@@ -31,6 +32,7 @@ from fedfactor.protocol.states import States, pack
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
 from fedfactor.server.calibrate import Calibration
+from fedfactor.server.clock import Clock, Timeline
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
 from fedfactor.server.dispatch import Dispatch, Diverged, Failure
@@ -58,6 +60,8 @@ class Federation:
     journal: Journal = field(default_factory=Journal)
     on_event: Callable[[dict[str, Any]], None] = lambda event: None
     """Called with each event of the journal, and with `resumed`, `answered` (a client's reply) and `committed`."""
+    fleet: Fleet | None = None
+    """The devices of the clients, on which rounds are timed by a virtual clock."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -83,8 +87,11 @@ class Federation:
                 "all parameters of the model are frozen (requires_grad=False), so there is nothing to train"
             )
         self._check_levels()
-        self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self.costs = Costs(setup)
+        self.clock = Clock(self.fleet, setup, self.costs) if self.fleet else None
+        if self.clock:
+            self.capacities = self.clock.fitted(self.capacities)
+        self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self._calibration: Calibration | None = None
 
     def _check_levels(self) -> None:
@@ -122,10 +129,12 @@ class Federation:
         networks = cache(setup.initial)
         tensors = self._first_tensors(setup, networks)
         totals: dict[str, Any] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
+        totals |= self.clock.start if self.clock else {}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
         dense = self.costs.dense_bytes()
         begun = {"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)}
         begun["metric"] = asdict(setup.task.decider)
+        begun |= self.clock.described(self.capacities) if self.clock else {}
         self._note(begun | self._compared_with_given(setup, networks(1.0)))
         self._commit(server, {})
         return server
@@ -193,6 +202,8 @@ class Federation:
         }
         if setup.base_sha256:
             found["base"] = setup.base_sha256
+        if self.fleet:
+            found["fleet"] = self.fleet
         if setup.training.looks_ahead:
             found["rounds"] = self.rounds.rounds
         return {key: str(value) for key, value in found.items()}
@@ -211,18 +222,25 @@ class Federation:
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
         clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
-        cohort = [self.dispatch.participant(client, t) for client in clients]
+        wanted = len(clients)
+        clients = self.clock.asked(clients, t) if self.clock else clients
+        cohort = asked = [self.dispatch.participant(client, t) for client in clients]
+        timeline = self._timed(asked, wanted) if self.clock else None
+        if timeline:
+            cohort, asked = timeline.of("used"), timeline.of("used", "late", "failed")
         networks = {who.capacity: setup.network(who.capacity) for who in cohort}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
         answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event)
         replies = answers.replies
-        self._check_quorum(t, len(cohort), len(replies), answers.failures)
+        answers.failures += timeline.failures if timeline else []
+        self._check_quorum(t, wanted, len(replies), answers.failures)
         tensors, optimizer = self._step(server, view, replies)
         self._check_finite(t, tensors, optimizer, replies)
         macs = sum(self.costs.macs(r.capacity, t) * self.costs.examples(r.capacity, r.samples, t) for r in replies)
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
-        counts = {**cost, "macs": None if math.isnan(macs) else round(macs), "failures": len(answers.failures)}
+        counts: dict[str, Any] = {**cost, "macs": None if math.isnan(macs) else round(macs)}
+        counts |= {"failures": len(answers.failures), **(timeline.counts if timeline else {})}
         before = server.totals
         totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
         untrained = _untrained(setup, server, replies)
@@ -231,9 +249,9 @@ class Federation:
         event = {
             "event": "round",
             "round": t + 1,
-            "cohort": clients,
-            "capacities": [who.capacity for who in cohort],
-            "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in cohort],
+            "cohort": [who.client for who in asked],
+            "capacities": [who.capacity for who in asked],
+            "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
             "loss": sum(report["loss"] for report in answers.reports) / len(replies),
             **cost,
             "macs": counts["macs"],
@@ -241,6 +259,8 @@ class Federation:
             "failures": [asdict(failure) for failure in answers.failures],
             **link_costs(moved, answers.busy, len(cohort), self.rounds.joules_per_byte),
         }
+        if timeline:
+            event["clock"] = timeline.event()
         if answers.late:
             event["late"] = answers.late
         if isinstance(setup.method, Diagnostics):
@@ -258,6 +278,15 @@ class Federation:
         self._note(event)
         self._commit(new, changes)
         return new
+
+    def _timed(self, asked: list[Participant], wanted: int) -> Timeline:
+        """Time a round. Raise QuorumLost before anybody trains if too few clients will be in time."""
+        assert self.clock is not None
+        timeline, t = self.clock.round(asked, wanted), asked[0].round
+        if not timeline.of("used") and timeline.of("late"):
+            raise QuorumLost(f"round {t + 1}: {timeline.too_late()}{self._saved(t)}")
+        self._check_quorum(t, wanted, len(timeline.of("used")), timeline.failures, "can answer in time")
+        return timeline
 
     def _work(self, who: Participant) -> float:
         """Estimate the duration of a client's training job."""
@@ -333,7 +362,9 @@ class Federation:
                     "smaller learning rate (lr), or gradient clipping (max_grad_norm)"
                 )
 
-    def _check_quorum(self, round: int, asked: int, answered: int, failures: list[Failure]) -> None:
+    def _check_quorum(
+        self, round: int, asked: int, answered: int, failures: list[Failure], what: str = "sent a valid reply"
+    ) -> None:
         if answered >= max(1, math.ceil(self.rounds.quorum * asked)):
             return
         lost = {
@@ -347,7 +378,7 @@ class Federation:
             clients.setdefault(failure.reason, []).append(failure.client)
         reasons = [f"client {_some(who)}: {reason}" for reason, who in [*clients.items()][:3]]
         raise (Diverged if any(reason.startswith(DIVERGED) for reason in clients) else QuorumLost)(
-            f"round {round + 1}: {answered} of {asked} clients sent a valid reply, the quorum is "
+            f"round {round + 1}: {answered} of {asked} clients {what}, the quorum is "
             f"{self.rounds.quorum:g} ({'; '.join(reasons)}){self._saved(round)}"
         )
 

@@ -90,6 +90,9 @@ class Result:
                 lines += [f"  {line}" for line in _details(last.get(key, {}))]
         macs = "not counted" if found["macs"] is None else f"{found['macs']:,}"
         lines.append(f"bytes up {found['bytes_up']:,}, bytes down {found['bytes_down']:,}; MACs {macs}")
+        if "simulated_seconds" in found:
+            energy = f", {found['simulated_joules']:.6g} J" if "simulated_joules" in found else ""
+            lines.append(f"on the fleet {found['simulated_seconds']:.6g} s{energy}")
         lines.append(f"failures {found['failures']:,}")
         return "\n".join(lines)
 

@@ -36,3 +36,14 @@ def test_without_a_quorum_the_run_stops_and_can_be_carried_on(tmp_path: Path) ->
         deployed.serve()
     deployed.grid.offline = set()
     assert outcome(deployed.serve()) == outcome(run_inline(chosen))
+
+
+def test_the_clock_of_a_fleet_is_that_of_the_other_engines(tmp_path: Path) -> None:
+    devices = {
+        "old": {"profile": "phone-low", "share": 0.5, "failure": 0.3, "mbps_up": 0.3},
+        "new": {"profile": "workstation"},
+    }
+    chosen = recipe("pfedpara", train={"quorum": 0.1}, fleet={"devices": devices, "deadline": 0.3})
+    found = outcome(Deployment(tmp_path, chosen).serve())
+    assert found == outcome(run_inline(chosen))
+    assert sum(event["clock"]["late"] for event in found["events"][1:]) > 0
