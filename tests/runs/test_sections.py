@@ -69,7 +69,6 @@ MISTAKES = {
     "train.device=gpu": "train.device must be cpu, cuda, cuda:1, mps, xpu or another device of torch, got 'gpu'",
     "train.device=meta": "train.device must be cpu",
     "evaluate.clients=sel": "evaluate.clients should be 'none', 'selected' or 'all' (did you mean 'selected'?), got 'sel'",
-    "evaluate.target=80": "evaluate.target should be at most 1, got 80",
     "capacities.levels=[1.0, 0.5]": "capacities must have levels that differ, and one share per level, got {'levels': [1.0, 0.5]}",
     "run.keep_rounds=5": "run.keep_rounds should be a list, got 5",
     "run.keep_rounds=[-1]": "run.keep_rounds.0 should be at least 0, got -1",
@@ -156,9 +155,8 @@ def test_the_schema_in_the_package_is_up_to_date() -> None:
 def test_the_schema_has_all_sections_names_limits_and_descriptions() -> None:
     shipped = json.loads(SCHEMA.read_text())
     assert list(shipped["properties"]) == [
-        "name", "seed", "data", "partition", "objective", "model", "method", "optimizer", "codec", "train", "capacities",
-        "fleet",
-        "evaluate", "run", "paper", "small", "sweep",
+        "name", "seed", "data", "partition", "objective", "model", "method", "optimizer", "codec", "tune", "train",
+        "capacities", "fleet", "evaluate", "run", "paper", "small", "sweep",
     ]  # fmt: skip
     assert all(section["description"] for section in shipped["properties"].values())
     assert not shipped["additionalProperties"] and not shipped["$defs"]["method-fedpara"]["additionalProperties"]
