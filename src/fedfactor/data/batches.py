@@ -11,25 +11,26 @@ from torch import Tensor
 Batch = Any
 """`(inputs, targets)`, or whatever `collate` returns: tensors in nested tuples, lists and mappings."""
 
+SEQUENCES = (tuple, list)
 LABELS = ("labels", "label", "targets", "target")
 """Keys under which a mapping may have its targets."""
 
 
 def arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a model: x of `(x, y)` or the batch itself, and all entries of a mapping by name."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
+    if isinstance(batch, SEQUENCES):
+        return (batch[0],), {}
+    return ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), {})
 
 
 def targets_of(batch: Batch) -> Tensor:
     """Return the targets of a batch. Raise ValueError if it has none."""
-    if isinstance(batch, Mapping):
+    found, where = None, "as the second part of a tuple (inputs, targets)"
+    if isinstance(batch, SEQUENCES):
+        found = batch[1] if len(batch) > 1 else None
+    elif isinstance(batch, Mapping):
         found = next((batch[key] for key in LABELS if key in batch), None)
         where = f"under one of the keys {', '.join(LABELS)}; its keys are {', '.join(map(str, batch))}"
-    else:
-        found = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
-        where = "as the second part of a tuple (inputs, targets)"
     if not isinstance(found, Tensor):
         raise ValueError(f"a batch must have a tensor of targets {where}")
     return found
@@ -39,13 +40,14 @@ def like(batch: Batch, parameter: Tensor) -> Any:
     """Move all tensors of a batch to where a model is, and floating-point ones to its type."""
     if isinstance(batch, Tensor):
         return batch.to(parameter.device, parameter.dtype if batch.is_floating_point() else None)
+    if type(batch) in SEQUENCES:
+        return type(batch)([like(part, parameter) for part in batch])
     if hasattr(batch, "to"):  # such as a packed sequence or a batch of graphs
         return batch.to(parameter.device)
     if isinstance(batch, Mapping):
         return {key: like(value, parameter) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [like(part, parameter) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if isinstance(batch, tuple):  # with names
+        return type(batch)(*(like(part, parameter) for part in batch))
     return batch
 
 
