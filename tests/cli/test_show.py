@@ -20,7 +20,7 @@ def test_methods_lists_everything_with_paper_and_fields() -> None:
     by_name = {(row["kind"], row["name"]): row for row in rows}
     fedpara = by_name["method", "fedpara"]
     assert fedpara["paper"] == "arXiv:2108.06098"
-    assert {field["name"] for field in fedpara["fields"]} == {"dense", "gamma", "tanh", "jacobian", "start"}
+    assert {field["name"] for field in fedpara["fields"]} == {"dense", "gamma", "rank", "tanh", "jacobian", "start"}
     assert all(field["help"] for row in rows for field in row["fields"])
     assert {kind for kind, _ in by_name} == {"method", "optimizer", "codec"}
     assert "fedpara" in fedfactor("methods").stdout
