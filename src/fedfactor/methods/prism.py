@@ -14,7 +14,7 @@ from fedfactor.factor import ChannelSplit, effective_rank, spectrum
 from fedfactor.factor.base import WeightShape
 from fedfactor.methods.spectral import Spectral
 from fedfactor.models.width import Width
-from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers, site_names
+from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits
@@ -91,7 +91,8 @@ class PriSM(Spectral, Diagnostics):
     def _ranks(self, model: nn.Module, keep: float) -> dict[str, int]:
         """Return r of each inner layer."""
         split = factorize(copy.deepcopy(model).to("meta"), ChannelSplit(ratio=keep), skip=self._outer(model))
-        return {name: len(factor_weights(split)[layer].factors["v"]) for layer, name in site_names(split).items()}
+        weights, names = factor_weights(split), dense_names(split)
+        return {names[name].removesuffix(".weight"): len(weight.factors["v"]) for name, weight in weights.items()}
 
     def prepare(self, server: Tensors, networks: Mapping[float, nn.Module], *, training: bool) -> Tensors:
         """Decompose each inner layer into all its principal kernels (Alg. 1, line 2).
