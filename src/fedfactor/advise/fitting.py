@@ -124,7 +124,11 @@ def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:
     last = ""
     for settings in _settings(name):
         method = create("methods", name, **settings)
-        chosen, stopped, last = _sizes(method, request, gauge)
+        try:
+            chosen, stopped, last = _sizes(method, request, gauge)
+        except ValueError as error:  # such as a rank above that of a layer
+            last = last or str(error)
+            continue
         if chosen:
             rows = tuple(
                 _row(name, settings, device, level, size, request, dense, stop or broken)

@@ -183,6 +183,12 @@ class ChannelSplit(SpectralSplit):
     """The r of alpha / r for the change of a frozen base, if clients have different ranks; by default their own."""
     name: ClassVar[str] = "channel_split"
 
+    def rank_of(self, shape: WeightShape) -> int:
+        """Return the rank. Raise ValueError if it, or the full rank, is out of range."""
+        if self.full_rank is not None:
+            check_range("rank", self.full_rank, 1, min(shape.out, shape.fan_in), whole=True)
+        return super().rank_of(shape)
+
     def alpha_rank(self, shape: WeightShape) -> int | None:
         """Return the rank, or that of clients with full capacity."""
         return self.full_rank or self.rank_of(shape)

@@ -36,6 +36,7 @@ class Lora(LowRankMethod):
     Use it as the baseline of fine-tuning: a fraction of the bytes of the whole change.
     """
 
+    ratio: float = field(default=0.2, metadata=described("rank as a share of the outputs, if `rank` is 0"))
     rank: int = field(
         default=8, metadata=described("rank of the change; 0: by `ratio`", tries=(64, 32, 16, 8, 4, 2, 1))
     )
