@@ -73,7 +73,7 @@ def test_no_private_tensor_leaves_a_node(tmp_path: Path) -> None:
     assert private
     for message in deployed.grid.pulled:
         data, fields = unpack(message.content)
-        assert set(fields) <= {"state", "seconds", "fedfactor", "client", "capacity", "facts"}
+        assert set(fields) <= {"state", "seconds", "fedfactor", "client", "capacity", "facts", "base"}
         if data is not None:
             assert not private & set(sections(decode(data).tensors).get("model", {}))
     kept = [path for path in (deployed.run_dir / "checkpoint" / "client").rglob("*.*") if path.is_file()]
