@@ -250,7 +250,8 @@ def test_large_data_are_mapped_and_workers_build_a_model_to_train_and_one_to_mea
         run(model=build, engine=pool, rounds=3, capacities={1.0: 1.0})
         assert len(pool._payload) < data().train[0].numel()  # whose entries take four bytes each
     workers = [pid for pid in built.read_text().split() if pid != str(os.getpid())]
-    assert 1 <= len(set(workers)) <= 2 and len(workers) == 2 * len(set(workers)), "once to train, once to measure"
+    # Once to train, once to measure; on a busy machine, one worker may do all of one of them.
+    assert 1 <= len(set(workers)) <= 2 and max(workers.count(pid) for pid in workers) == 2
 
 
 def test_the_death_of_an_idle_worker_is_nobodys_fault() -> None:
