@@ -170,9 +170,9 @@ class FederatedData:
         """Whether the model's input is one tensor."""
         return isinstance(self._input, Tensor)
 
-    @cached_property
+    @property
     def _input(self) -> Any:
-        """The input of a batch of one example."""
+        """The input of a batch of one example. Not kept: a view of it would be sent to workers with all the data."""
         batch = self.batch(self.train, slice(1))
         return next(iter(arguments(batch)[0]), batch)
 
