@@ -296,6 +296,14 @@ def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:
     assert private == {"conv1.bias", "bn1.bias", "bn2.bias", "hidden.bias", "fc.bias"}
 
 
+def test_the_fold_of_the_page_shortens_changes(own_biases: type, tmp_path: Path) -> None:
+    method = module(tmp_path / "clipped.py").Clipped(longest=2.0)
+    view, plan = {"w": torch.zeros(2)}, whole_plan(["w"])
+    replies = [Reply(0, 1.0, 1, plan, view, {"w": torch.tensor(w)}, {}) for w in ([3.0, 4.0], [0.0, 1.0])]
+    assert folded(method, view, replies)[0]["w"].tolist() == pytest.approx([1.2 / 2, (1.6 + 1.0) / 2])
+    assert run(method, rounds=1).server.round == 1
+
+
 def test_the_picture_is_drawn_from_run_directories(tmp_path: Path) -> None:
     for name, size in {"wide": 4_000_000, "narrow": 500_000}.items():
         lines = [{"event": "start"}]
