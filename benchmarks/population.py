@@ -1,21 +1,28 @@
-"""A thousand against a million clients: seconds a round and peak memory, each run in a process of its own."""
+"""A thousand against a million clients: seconds per round and peak memory, each run in a process of its own.
+
+Then the store alone: a million clients, 1,000 rounds of 100 with private state.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+import random
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import emit, note
+from fedfactor.server.store import DiskStore
 
 REPEATS, ROUNDS, WARMUP = 5, 40, 10
 
@@ -45,6 +52,29 @@ def run() -> None:
     few, many = ({"s": statistics.median(seconds[n]), "MB": statistics.median(memory[n])} for n in seconds)
     emit("population_million_over_thousand_seconds", many["s"] / few["s"], "ratio", "<= 1.10")
     emit("population_million_minus_thousand_memory", many["MB"] - few["MB"], "MB", "<= 100")
+    measure_store()
+
+
+def measure_store(rounds: int = 1_000, cohort: int = 100) -> None:
+    """Measure commits, the opening and the index of a store whose clients are drawn from a million."""
+    rng, commits = random.Random(0), []
+    with tempfile.TemporaryDirectory() as directory:
+        store = DiskStore(Path(directory))
+        for version in range(rounds):
+            for client in rng.sample(range(1_000_000), cohort):
+                store.stage(version, "client", client, version.to_bytes(4) * 500)
+            start = time.perf_counter()
+            store.commit(version, bytes(100_000), {"round": version})
+            commits.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        DiskStore(Path(directory))
+        emit("population_store_seconds_to_open", time.perf_counter() - start, "s", "<= 2")
+        tracemalloc.start()
+        again = DiskStore(Path(directory))
+        note(f"{len(again.clients('client')):,} clients have a state")
+        emit("population_store_index", tracemalloc.get_traced_memory()[0] / 1e6, "MB", "<= 200")
+        tracemalloc.stop()
+    emit("population_store_milliseconds_per_commit", 1e3 * statistics.median(commits), "ms", "<= 50")
 
 
 def child(clients: int) -> None:

@@ -63,17 +63,24 @@ def measure(method: Method, levels: tuple[float, ...], options: dict[str, object
 
     view, sent = plans()
     replies = [replace(reply, tensors={name: t + 1 for name, t in reply.tensors.items()}) for reply in sent]
+
+    def fold() -> None:
+        folding = method.fold(server, view, setup.network)
+        for reply in replies:
+            folding.add(reply)
+        folding.result()
+
     seconds = medians(
         {
             "prepare and plans": plans,
-            "aggregate": lambda: method.aggregate(server, view, replies, setup.network),
+            "fold": fold,
             **{f"step at {level:g}": step(setup.network(level)) for level in levels},
         },
         repeats=5,
     )
     steps = EPOCHS * -(-IMAGES // BATCH)
     clients = sum(steps * seconds[f"step at {who.capacity:g}"] for who in cohort)
-    return seconds["prepare and plans"] + seconds["aggregate"], clients
+    return seconds["prepare and plans"] + seconds["fold"], clients
 
 
 def run() -> None:

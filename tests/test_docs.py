@@ -26,6 +26,7 @@ from fedfactor.registry import entries
 from fedfactor.tables import compute
 from fedfactor.testing import PROMISES
 from tests.helpers.command import fedfactor
+from tests.helpers.folding import folded
 from tests.helpers.tiny import run
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +77,7 @@ def test_every_method_has_a_page_with_all_that_is_known_of_it(name: str, made: d
 def test_a_page_says_what_a_method_does_not_go_with(made: dict[str, str]) -> None:
     assert "- goes with every optimizer and codec" in made["methods/fedavg.md"]
     assert "not with `scaffold`" in made["methods/prism.md"]
-    assert "| `aggregate` |" in made["methods/prism.md"] and "| `aggregate` |" not in made["methods/fedpara.md"]
+    assert "| `fold` |" in made["methods/prism.md"] and "| `fold` |" not in made["methods/fedpara.md"]
     assert "## What it does that FedAvg does not" not in made["methods/fedavg.md"]
 
 
@@ -288,11 +289,19 @@ def test_the_method_of_the_page_does_what_it_says(own_biases: type) -> None:
     view, plan = {"w": torch.zeros(1)}, whole_plan(["w"])
     sent = [(100, torch.tensor([3.0])), (400, torch.tensor([6.0]))]
     replies = [Reply(client, 1.0, samples, plan, view, {"w": w}, {}) for client, (samples, w) in enumerate(sent)]
-    mean, _ = own_biases().aggregate(view, view, replies, None)
+    mean, _ = folded(own_biases(), view, replies)
     assert mean["w"].item() == pytest.approx((10 * 3.0 + 20 * 6.0) / 30)
     setup = run(own_biases(), rounds=0).federation.setup
     private = setup.method.private_names(setup.network(1.0))
     assert private == {"conv1.bias", "bn1.bias", "bn2.bias", "hidden.bias", "fc.bias"}
+
+
+def test_the_fold_of_the_page_shortens_changes(own_biases: type, tmp_path: Path) -> None:
+    method = module(tmp_path / "clipped.py").Clipped(longest=2.0)
+    view, plan = {"w": torch.zeros(2)}, whole_plan(["w"])
+    replies = [Reply(0, 1.0, 1, plan, view, {"w": torch.tensor(w)}, {}) for w in ([3.0, 4.0], [0.0, 1.0])]
+    assert folded(method, view, replies)[0]["w"].tolist() == pytest.approx([1.2 / 2, (1.6 + 1.0) / 2])
+    assert run(method, rounds=1).server.round == 1
 
 
 def test_the_picture_is_drawn_from_run_directories(tmp_path: Path) -> None:

@@ -182,8 +182,8 @@ from fedfactor.protocol.optimizer import Optimizer
 class Doubled(Method):
     """A method of their own."""
     power: float = 1.0
-    def weights(self, replies):
-        return [reply.samples ** self.power for reply in replies]
+    def weight(self, reply):
+        return reply.samples ** self.power
 
 @dataclass(frozen=True)
 class Halfway(Optimizer):

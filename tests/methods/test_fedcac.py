@@ -14,6 +14,7 @@ from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.protocol.states import HeldTensors, pack
 from fedfactor.server.store import MemoryStore
+from tests.helpers.folding import commit, folded
 from tests.helpers.tiny import Recording, data, lasting, run
 
 START = torch.ones(4)
@@ -28,13 +29,12 @@ def replies(samples: int = 1) -> list[Reply]:
 
 def held() -> HeldTensors:
     store = MemoryStore()
-    remembered = {client: pack(tensors) for client, tensors in METHOD.remember(replies()).items()}
-    store.commit(1, {"server": remembered}, b"", {})
+    commit(store, 1, {"server": {reply.client: bytes(pack(METHOD.remember(reply))) for reply in replies()}}, b"", {})
     return HeldTensors(store, "server")
 
 
 def mix(client: int, round: int) -> list[float]:
-    server, _ = METHOD.aggregate({"w": START}, {"w": START}, replies(), lambda capacity: nn.Identity())
+    server, _ = folded(METHOD, {"w": START}, replies())
     down = METHOD.download(server, Participant(client, 1.0, round), PLAN, held(), nn.Identity())
     found: list[float] = down["w"].tolist()
     return found

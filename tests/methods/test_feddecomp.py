@@ -183,7 +183,7 @@ def test_a_models_own_parameter_called_a_is_no_factor_but_shared() -> None:
 
 def test_figure_6_and_table_6_are_observed() -> None:
     engine = Recording()
-    result = run(FedDecomp(), engine=engine, cohort=6, evaluate_clients="none")
+    result = run(FedDecomp(distances=True), engine=engine, cohort=6, evaluate_clients="none")
     seen, network = result.history[-1]["observed"], result.federation.setup.network(1.0)
     weights = [name for name, _ in network.named_parameters() if not name.endswith((".a", ".b"))]
     first, last = run(FedDecomp(), rounds=0).server.tensors, result.server.tensors
@@ -192,6 +192,9 @@ def test_figure_6_and_table_6_are_observed() -> None:
     replies = [decode(reply).tensors for reply in engine.up[-6:]]
     distances = [norm([reply[f"model/{name}"] - last[name] for name in weights]) for reply in replies]
     assert seen["sigma_distance"] == pytest.approx(sum(distances) / 6)
+    assert "sigma_distance" not in run(FedDecomp(), rounds=1).history[-1]["observed"]
+    with pytest.raises(ValueError, match="distances compare a shared sigma, but share = 'tau' keeps it private"):
+        FedDecomp(distances=True, share="tau")
     assert len(set(distances)) == 6
     taus = []
     for client in range(6):
@@ -204,7 +207,7 @@ def test_figure_6_and_table_6_are_observed() -> None:
 def test_alternating_moves_sigma_less_than_training_at_once() -> None:
     """Figure 6: clients' sigmas differ less when tau is trained first."""
     settings = {"epochs": 4, "cohort": 6, "rounds": 1, "evaluate_clients": "none"}
-    apart, once = (run(FedDecomp(simultaneous=at_once), **settings) for at_once in (False, True))
+    apart, once = (run(FedDecomp(simultaneous=at_once, distances=True), **settings) for at_once in (False, True))
     assert apart.history[-1]["observed"]["sigma_distance"] < once.history[-1]["observed"]["sigma_distance"]
 
 

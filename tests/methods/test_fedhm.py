@@ -15,6 +15,7 @@ from fedfactor.nn import factor_weights
 from fedfactor.protocol.plan import Piece, Reply, whole_plan
 from fedfactor.tables import fedhm as printed
 from fedfactor.tables.counting import network, parameters
+from tests.helpers.folding import folded
 from tests.helpers.networks import Text
 from tests.helpers.tiny import decaying, run, skewed
 
@@ -28,11 +29,12 @@ def reply(capacity: float, **tensors: torch.Tensor) -> Reply:
 
 def test_weights_are_a_softmax_of_the_capacities() -> None:
     """The paper's formula with tau = 5 for capacities 1, 1/2, 1/4, 1/8: .277, .251, .239, .233."""
-    replies = [reply(capacity) for capacity in (1.0, 0.5, 0.25, 0.125)]
-    weights = FedHM(tau=5.0).weights(replies)
-    shares = [weight / sum(weights) for weight in weights]
-    assert shares == [pytest.approx(x, abs=5e-4) for x in (0.277, 0.251, 0.239, 0.233)]
-    assert set(FedHM(tau=math.inf).weights(replies)) == {1.0}
+    replies = [reply(capacity, b=torch.eye(4)[i]) for i, capacity in enumerate((1.0, 0.5, 0.25, 0.125))]
+    wanted = {5.0: (0.277, 0.251, 0.239, 0.233), math.inf: (0.25, 0.25, 0.25, 0.25), 1e-5: (1.0, 0.0, 0.0, 0.0)}
+    for tau, shares in wanted.items():
+        for order in (replies, replies[::-1]):  # a larger capacity may come later
+            mean, _ = folded(FedHM(tau=tau), {"b": torch.zeros(4)}, order)
+            assert mean["b"].tolist() == pytest.approx(shares, abs=5e-4)
 
 
 def test_low_rank_clients_get_the_leading_components() -> None:
@@ -65,10 +67,10 @@ def test_two_clients_by_hand() -> None:
             holder.hidden = layer
         return holder
 
-    mean, held = method.aggregate(server, server, [dense, low], only_hidden)
+    mean, held = folded(method, server, [dense, low], only_hidden)
     torch.testing.assert_close(mean["hidden.weight"], torch.full((32, 256), 1 + (2 + composed) / 2))
     assert held["hidden.weight"] == 2
-    literal, _ = FedHM(literal=True).aggregate(server, server, [dense, low], only_hidden)
+    literal, _ = folded(FedHM(literal=True), server, [dense, low], only_hidden)
     torch.testing.assert_close(literal["hidden.weight"], torch.full((32, 256), (2 + composed) / 2))
 
 
@@ -192,7 +194,7 @@ def test_the_servers_model_takes_part_if_the_strongest_clients_are_missing() -> 
     reply = Reply(0, 0.5, 1, {"fc.bias": Piece("fc.bias")}, server, {"fc.bias": torch.full((2,), 3.0)}, {})
     networks = lambda capacity: nn.ModuleDict({"fc": nn.Linear(1, 2)})  # noqa: E731
     for strongest, wanted in ((1.0, 2.0), (0.5, 3.0)):
-        mean, _ = FedHM(literal=True, strongest=strongest).aggregate(server, server, [reply], networks)
+        mean, _ = folded(FedHM(literal=True, strongest=strongest), server, [reply], networks)
         assert mean["fc.bias"].tolist() == [wanted] * 2
-    mean, _ = FedHM(strongest=1.0).aggregate(server, server, [reply], networks)
+    mean, _ = folded(FedHM(strongest=1.0), server, [reply], networks)
     assert mean["fc.bias"].tolist() == [3.0] * 2

@@ -12,7 +12,8 @@ from torch import nn
 from fedfactor.methods import FjORD, Participant
 from fedfactor.methods.nested import Nested
 from fedfactor.nn.state import tensors_of, weights_sha256
-from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.protocol.plan import Reply, pull
+from tests.helpers.folding import folded
 from tests.helpers.networks import Text
 from tests.helpers.tiny import run, task
 
@@ -48,7 +49,7 @@ def test_two_clients_by_hand() -> None:
         down = pull(server, plan)
         up = {name: tensor + torch.tensor(value, dtype=tensor.dtype) for name, tensor in down.items()}
         replies.append(Reply(0, capacity, samples, plan, down, up, {}))
-    mean, held = holders_mean(server, replies, method.weights(replies))
+    mean, held = folded(method, server, replies)
     assert mean["widest.0.weight"].flatten().tolist() == [4.0, 4.0, 5.0, 5.0]
     assert held["widest.0.weight"].flatten().tolist() == [2, 2, 1, 1]
     # Level 1/2 is the first client's widest and the second one's narrower network.
@@ -77,7 +78,7 @@ def test_overwriting_from_large_to_small_is_the_mean_over_holders() -> None:
         n, able = int(4 * level), [reply for reply in replies if reply.capacity >= level]
         total = sum(reply.samples for reply in able)
         expected[:n, :n] = sum(reply.tensors["widest.w"][:n, :n] * reply.samples / total for reply in able)
-    mean, _ = holders_mean(server, replies, method.weights(replies))
+    mean, _ = folded(method, server, replies)
     torch.testing.assert_close(mean["widest.w"], expected)
 
 

@@ -14,6 +14,7 @@ from fedfactor.methods import FLANC, Participant
 from fedfactor.nn import factor_weights, factorize
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Reply, pull
+from tests.helpers.folding import folded
 from tests.helpers.networks import Text
 from tests.helpers.tiny import Tiny, data, run, task
 
@@ -92,7 +93,7 @@ def test_eq_4_averages_the_basis_over_all_and_the_rest_within_a_width() -> None:
         return Reply(client, width, samples, plan, down, {n: torch.full_like(t, value) for n, t in down.items()}, {})
 
     replies = [reply(0, 1.0, 10, 1.0), reply(1, 0.5, 30, 2.0), reply(2, 0.5, 10, 4.0)]
-    mean, held = method.aggregate(server, server, replies, networks.__getitem__)
+    mean, held = folded(method, server, replies, networks.__getitem__)
     assert mean["inner.v"].unique().tolist() == pytest.approx([(10 * 1 + 30 * 2 + 10 * 4) / 50])
     for name in ("inner.u", "fc.weight"):
         assert mean[f"{name}@1"].unique().tolist() == [1.0]

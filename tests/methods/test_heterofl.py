@@ -10,9 +10,10 @@ from torch import nn
 
 from fedfactor.methods import HeteroFL, Participant
 from fedfactor.protocol.message import BadMessage
-from fedfactor.protocol.plan import Piece, Reply, holders_mean, pull
+from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.protocol.validation import check_labels
 from fedfactor.task import Task, masked_logits
+from tests.helpers.folding import folded
 from tests.helpers.networks import Text
 from tests.helpers.tiny import Tiny, data, run, skewed
 
@@ -36,7 +37,7 @@ def test_two_clients_by_hand() -> None:
         plan = method.plan(server, Participant(0, width / 4, 0), network, torch.Generator())
         change = {"fc.weight": torch.full((2, width), value)}
         replies.append(Reply(0, width / 4, 1 if width == 2 else 100, plan, pull(server, plan), change, {}))
-    mean, held = holders_mean(server, replies, method.weights(replies))
+    mean, held = folded(method, server, replies)
     assert mean["fc.weight"].tolist() == [[2.5, 2.5, 4.0, 4.0]] * 2
     assert held["fc.weight"].tolist() == [[2, 2, 1, 1]] * 2
 
@@ -107,9 +108,9 @@ def test_rows_of_the_classifier_are_averaged_over_the_clients_that_have_the_clas
         for client, value, labels in ((0, torch.full((3,), 1.0), (0, 1)), (1, torch.full((3,), 3.0), (0,)))
     ]
     networks = lambda capacity: nn.ModuleDict({"fc": nn.Linear(1, 3)})  # noqa: E731
-    mean, _ = HeteroFL(label_rows=True).aggregate(server, server, replies, networks)
+    mean, _ = folded(HeteroFL(label_rows=True), server, replies, networks)
     assert mean["fc.bias"].tolist() == mean["fc.weight"].flatten().tolist() == [2.0, 1.0, 0.0]
-    mean, _ = HeteroFL().aggregate(server, server, replies, networks)
+    mean, _ = folded(HeteroFL(), server, replies, networks)
     assert mean["fc.bias"].tolist() == [2.0, 2.0, 2.0]
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fedfactor.methods import OrigDrop, Participant
-from fedfactor.protocol.plan import Reply, holders_mean, pull
+from fedfactor.protocol.plan import Reply, pull
+from tests.helpers.folding import folded
 from tests.helpers.tiny import run
 
 
@@ -19,7 +20,7 @@ def test_origdrop_by_hand() -> None:
         plan = method.plan(server, Participant(0, keep, 0), small, torch.Generator())
         down = pull(server, plan)
         replies.append(Reply(0, keep, samples, plan, down, {n: t + value for n, t in down.items()}, {}))
-    mean, held = holders_mean(server, replies, method.weights(replies))
+    mean, held = folded(method, server, replies)
     assert mean["fc.weight"].tolist() == [[12.5, 14.0, 10.0, 10.0]]
     assert held["fc.weight"].tolist() == [[2, 1, 0, 0]]
 

@@ -16,6 +16,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.server.result import Result
+from tests.helpers.folding import folded
 from tests.helpers.tiny import Recording, Tiny, run
 
 
@@ -92,7 +93,7 @@ def replies(name: str, values: Sequence[float], samples: Sequence[int]) -> list[
 )
 def test_bodies_1_and_2_of_one_and_three_examples(method: Method, mean: float) -> None:
     server = {"b": torch.zeros(())}
-    found, _ = method.aggregate(server, server, replies("b", [1.0, 2.0], [1, 3]), lambda capacity: nn.Identity())
+    found, _ = folded(method, server, replies("b", [1.0, 2.0], [1, 3]))
     assert float(found["b"]) == pytest.approx(mean)
 
 

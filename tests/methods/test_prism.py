@@ -17,6 +17,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.rng import torch_rng
 from fedfactor.runs.tasks import model_factory
+from tests.helpers.folding import folded
 from tests.helpers.networks import Text
 from tests.helpers.tiny import Tiny, decaying, run
 
@@ -168,12 +169,12 @@ def test_eq_5_by_hand() -> None:
         return Reply(client, 0.5, 10 if client == 0 else 1000, plan, pull(view, plan), tensors, {})
 
     replies = [reply(0, 1, [[3.0]], [[2.0, 1.0]], [1.0]), reply(1, 2, [[4.0], [2.0]], [[4.0, 0.0]], [3.0, 5.0])]
-    mean, _ = method.aggregate(server, view, replies, lambda _: network)
+    mean, _ = folded(method, server, replies, lambda _: network, view)
     # u_0 = ((3 + 4) / 2, 2), v_0 = (3, .5), and the kernel nobody had: (0, 1) (0, 1)^T.
     expected = torch.tensor([[3.5 * 3, 3.5 * 0.5], [2 * 3, 2 * 0.5 + 1]])
     torch.testing.assert_close(mean["a.weight"], expected)
     torch.testing.assert_close(mean["fc.weight"], torch.tensor([[2.0, 5.0]]))
-    nobody, held = method.aggregate(server, view, replies[:0], lambda _: network)
+    nobody, held = folded(method, server, replies[:0], lambda _: network, view)
     assert torch.equal(nobody["a.weight"], server["a.weight"]) and held["a.weight"] == 0
 
 

@@ -16,8 +16,9 @@ from fedfactor.nn import compose, factor_weights
 from fedfactor.nn.state import fill, tensors_of, weights_sha256
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
-from fedfactor.protocol.plan import Reply, holders_mean, whole_plan
+from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.tables.counting import network, parameters
+from tests.helpers.folding import folded
 from tests.helpers.measured import Measured
 from tests.helpers.tiny import CODECS, OPTIMIZERS, lasting, refusal, run
 
@@ -54,7 +55,7 @@ def test_factors_are_averaged_as_they_are() -> None:
     replies = [
         Reply(0, 1.0, n, whole_plan(server), server, {"u": torch.tensor([x])}, {}) for n, x in ((3, 1.0), (1, 4.0))
     ]
-    assert holders_mean(server, replies, Pufferfish().weights(replies))[0]["u"].tolist() == [1.75]
+    assert folded(Pufferfish(), server, replies)[0]["u"].tolist() == pytest.approx([1.75])
 
 
 def test_warm_up_is_fedavg_and_then_the_form_changes() -> None:

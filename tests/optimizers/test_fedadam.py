@@ -16,7 +16,7 @@ def test_fedadam_starts_v_at_tau_squared_and_corrects_no_bias() -> None:
     weights = {"x": torch.tensor([1.0], dtype=torch.float64)}
     moments = optimizer.start(weights)
     for change, expected in ((-0.3, 0.99032773), (-0.1, 0.97894161)):
-        weights, moments = optimizer.step(Step(weights, {"x": weights["x"] + change}, {"x": 1}, moments, [], 1))
+        weights, moments = optimizer.step(Step(weights, {"x": weights["x"] + change}, {"x": 1}, moments, {}, 1))
         assert float(weights["x"]) == pytest.approx(expected, abs=5e-9)
 
 
@@ -25,7 +25,7 @@ def test_fedadam_leaves_alone_what_nobody_held() -> None:
     weights = {"x": torch.tensor([1.0, 1.0])}
     moments = {"m": {"x": torch.tensor([5.0, 5.0])}, "v": {"x": torch.tensor([1.0, 1.0])}}
     mean, held = {"x": torch.tensor([2.0, 1.0])}, {"x": torch.tensor([1.0, 0.0])}
-    new, after = optimizer.step(Step(weights, mean, held, moments, [], 1))
+    new, after = optimizer.step(Step(weights, mean, held, moments, {}, 1))
     assert new["x"][0] != 1 and new["x"][1] == 1 and after["m"]["x"][1] == 5
 
 

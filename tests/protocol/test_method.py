@@ -23,6 +23,7 @@ from fedfactor.protocol.method import (
 )
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import create
+from tests.helpers.folding import folded
 from tests.helpers.tiny import Tiny, run
 
 
@@ -34,7 +35,7 @@ class Watched(Method, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        return Traits(reports=("bias",))
+        return Traits(reports=("bias",), rereads=True)
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         return {"bias": float(network.fc.bias.detach().norm())}
@@ -46,7 +47,7 @@ class Watched(Method, Diagnostics):
             "moved": float((outcome.after[key] - outcome.before[key]).norm()),
             "since_start": float((outcome.after[key] - first[key]).norm()),
             "sent": [float(reply.tensors[key].norm()) for reply in outcome.replies],
-            "reported": [reply.figures["bias"] for reply in outcome.replies],
+            "reported": [figures["bias"] for figures in outcome.figures],
         }
 
 
@@ -61,6 +62,21 @@ def test_a_removed_hook_is_refused_with_its_replacement(hook: str, instead: str)
         type("Old", (Method,), {hook: lambda self, network: None})
     for part in instead.split(" or "):
         assert hasattr(Method, part)
+
+
+def test_a_hook_that_remembers_all_replies_at_once_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Old\.remember: it gets one reply now, and returns what to store for its cli"):
+        type("Old", (Method,), {"remember": lambda self, replies: {}})
+
+
+def test_replies_are_read_again_only_if_the_method_says_so() -> None:
+    class Careless(Watched):
+        @property
+        def traits(self) -> Traits:
+            return Traits(reports=("bias",))
+
+    with pytest.raises(ValueError, match=r"watched: set Traits\.rereads to read the replies of a round in observe"):
+        run(Careless(), rounds=1)
 
 
 def test_epochs_are_split_by_hand() -> None:
@@ -91,7 +107,7 @@ def test_the_default_mean_by_hand(weighting: str, mean: float) -> None:
     method = type("Weighted", (Method,), {"traits": property(lambda self: Traits(weighting=weighting))})()
     server, plan = {"w": torch.full((2,), 10.0)}, whole_plan(["w"])
     replies = [Reply(0, 1.0, 3, plan, server, server, {}), Reply(1, 1.0, 1, plan, server, {"w": server["w"] + 4}, {})]
-    found, held = method.aggregate(server, server, replies, lambda capacity: nn.Identity())
+    found, held = folded(method, server, replies)
     assert found["w"].tolist() == [10 + mean] * 2 and held["w"] == 2
 
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfactor.protocol.plan import Piece, Reply, holders_mean, holders_sum, pull, slice_plan, whole_plan
+from fedfactor.protocol.plan import HoldersMean, HoldersSum, Piece, Reply, pull, slice_plan, whole_plan
+from tests.helpers.folding import added, holders_mean
 
 
 def reply(plan: dict[str, Piece], change: dict[str, torch.Tensor], client: int = 0) -> Reply:
@@ -51,6 +52,44 @@ def test_everybody_holds_everything() -> None:
     assert mean["steps"].dtype is torch.int64 and int(mean["steps"]) == 10  # 7 + 3.5, halves to even
 
 
+def test_wholes_and_parts_of_several_axes_by_hand() -> None:
+    """All of a 2 x 2 tensor, its first row, all again and its first column: per element 4, 3, 3 and 2 holders."""
+    view = {"w": torch.zeros(2, 2)}
+    pieces = [Piece("w"), Piece("w", (1, None)), Piece("w"), Piece("w", (None, 1))]
+    values = [torch.full((2, 2), 1.0), torch.full((1, 2), 2.0), torch.full((2, 2), 3.0), torch.full((2, 1), 4.0)]
+    replies = [reply({"w": piece}, {"w": value}) for piece, value in zip(pieces, values, strict=True)]
+    mean, held = holders_mean(view, replies, [1.0, 2.0, 3.0, 4.0])
+    assert held["w"].tolist() == [[4, 3], [3, 2]]
+    torch.testing.assert_close(mean["w"], torch.tensor([[30 / 10, 14 / 6], [26 / 8, 10 / 4]]))
+
+
+def test_equal_weights_give_the_same_bits_whatever_their_value() -> None:
+    rng = torch.Generator().manual_seed(0)
+    view = {"w": torch.randn(50, generator=rng)}
+    replies = [reply(whole_plan(view), {"w": torch.randn(50, generator=rng)}) for _ in range(3)]
+    one, many = (added(HoldersMean(view, lambda reply, w=weight: w), replies)[0] for weight in (1.0, 57.0))
+    assert torch.equal(one["w"], many["w"])
+
+
+def test_replies_without_weight_change_nothing() -> None:
+    view = {"w": torch.ones(2)}
+    for piece in (Piece("w"), Piece("w", (1,))):
+        mean, _ = holders_mean(
+            view, [reply({"w": piece}, {"w": torch.ones(2)[: piece.take(view["w"]).numel()]})], [0.0]
+        )
+        assert mean["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_fold_keeps_nothing_of_a_reply_and_leaves_the_view() -> None:
+    view, plan = {"w": torch.zeros(3)}, whole_plan(["w"])
+    fold = HoldersMean(view, lambda reply: 1.0)
+    for value in (1.0, 3.0):
+        sent = torch.full((3,), value)
+        fold.add(reply(plan, {"w": sent}))
+        sent.fill_(100.0)
+    assert fold.result()[0]["w"].tolist() == [2.0] * 3 and view["w"].tolist() == [0.0] * 3
+
+
 def test_tensors_nobody_sent_stay() -> None:
     view = {"w": torch.tensor([1.0]), "other": torch.tensor([2.0])}
     mean, held = holders_mean(view, [reply({"w": Piece("w")}, {"w": torch.tensor([1.0])})], [1.0])
@@ -71,7 +110,9 @@ def test_slices_of_fused_gates_are_taken_within_each_gate() -> None:
     view = {"w": torch.arange(12.0)[:, None].expand(12, 5).clone()}
     plan = slice_plan(view, {"w": torch.zeros(8, 4)}, {"w": (4,)})
     assert pull(view, plan)["w"][:, 0].tolist() == [0, 1, 3, 4, 6, 7, 9, 10]
-    summed = holders_sum(view, [plan], [{"w": torch.ones(8, 4)}])
+    fold = HoldersSum(view)
+    fold.add(plan, {"w": torch.ones(8, 4)})
+    summed = fold.total
     assert summed["w"].sum() == 32 and summed["w"][2].sum() == 0 and summed["w"][0].tolist() == [1, 1, 1, 1, 0]
 
 

@@ -43,7 +43,7 @@ def setup(codec: str = "float32") -> Setup:
 def sent(codec: str = "float32") -> SentJob:
     network = setup(codec).network(1.0)
     shared = {name: tensors_of(network)[name].clone() for name in shared_names(setup(codec).method, network)}
-    return SentJob(WHO, whole_plan(shared), shared, {}, 0)
+    return SentJob(WHO, whole_plan(shared), shared, {})
 
 
 def uploaded(codec: str = "float32") -> dict[str, Tensor]:

@@ -10,12 +10,16 @@ import pytest
 
 from fedfactor.engines import Done, Inline, Job
 from fedfactor.protocol.message import decode
+from fedfactor.protocol.plan import Reply
 from fedfactor.protocol.setup import Setup
+from fedfactor.server import dispatch
 from fedfactor.server.dispatch import LONGEST_REASON, Answers, Failure
+from fedfactor.server.store import Store
 from fedfactor.testing.federation import Recording
 from tests.helpers.tiny import run
 
 COHORT = [4, 1, 3]
+ORDER = [1, 3, 4]
 
 
 @dataclass(frozen=True)
@@ -28,31 +32,69 @@ class Changing(Inline):
         yield from self.change(list(super().run(setup, jobs)))
 
 
-def trained(engine: Inline, events: list[dict[str, Any]] | None = None) -> Answers:
-    """Train the cohort for one round from the start."""
+def trained(
+    engine: Inline, events: list[dict[str, Any]] | None = None, store: Store | None = None
+) -> tuple[Answers, list[Reply]]:
+    """Train the cohort for one round from the start; return the replies as they were folded."""
     start = run(rounds=0, engine=engine)
-    federation, server = start.federation, start.server
+    federation, server, replies = start.federation, start.server, list[Reply]()
     cohort = [federation.dispatch.participant(client, 0) for client in COHORT]
     listen = events.append if events is not None else lambda event: None
-    return federation.dispatch.train(server, server.tensors, cohort, federation.store, lambda who: -who.client, listen)
+    store = store or federation.store
+    longest = lambda who: -who.client  # noqa: E731
+    return federation.dispatch.train(server, server.tensors, cohort, store, longest, listen, replies.append), replies
 
 
-def test_answers_are_in_the_order_of_the_cohort() -> None:
-    """`trained` estimates that jobs of smaller numbers take longest: they start first."""
+def test_replies_are_folded_in_the_order_of_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trained` estimates that jobs of smaller numbers take longest: they start first, whoever answers first."""
     engine, events = Recording(), list[dict[str, Any]]()
-    answers = trained(engine, events)
-    assert [decode(message).fields["client"] for message in engine.down] == sorted(COHORT)
-    assert [event["client"] for event in events] == sorted(COHORT)
-    assert [reply.client for reply in answers.replies] == [report["client"] for report in answers.reports] == COHORT
-    reverse = trained(Changing(lambda done: done[::-1]))
-    assert [reply.client for reply in reverse.replies] == COHORT
-    for ours, theirs in zip(reverse.replies, answers.replies, strict=True):
-        assert all(ours.tensors[name].equal(theirs.tensors[name]) for name in theirs.tensors)
+    answers, replies = trained(engine, events)
+    assert [decode(message).fields["client"] for message in engine.down] == ORDER
+    assert [event["client"] for event in events] == ORDER
+    assert [reply.client for reply in replies] == [report["client"] for report in answers.reports] == ORDER
+    for kept in (dispatch.KEPT_BYTES, 0):  # early replies wait in memory, or on disk
+        monkeypatch.setattr(dispatch, "KEPT_BYTES", kept)
+        events.clear()
+        again, reverse = trained(Changing(lambda done: done[::-1]), events)
+        assert [event["client"] for event in events] == ORDER[::-1], "events come when answers do"
+        assert again.reports == answers.reports and again.bytes_down == answers.bytes_down
+        for ours, theirs in zip(reverse, replies, strict=True):
+            assert ours.client == theirs.client and ours.plan == theirs.plan
+            for some, others in ((ours.tensors, theirs.tensors), (ours.reference, theirs.reference)):
+                assert some.keys() == others.keys() and all(some[name].equal(others[name]) for name in others)
+
+
+def test_early_replies_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for one reply, the others wait on disk, and their encoded bytes are freed."""
+    _, (reply, *_) = trained(Inline())
+    size = sum(tensor.nbytes for tensor in reply.tensors.values())
+    monkeypatch.setattr(dispatch, "KEPT_BYTES", size)
+    order, spooled = list(range(5)), list[int]()
+    turns = dispatch.Turns(
+        order, None, lambda client, data: (spooled.append(client), Failure(client, bytes(data).decode()))[1]
+    )
+    out = [
+        one for client in order[:0:-1] for one in turns.put(client, (reply, {"client": client}), str(client).encode())
+    ]
+    assert out == [] and spooled == []
+    out = list(turns.put(0, Failure(0, "died"), b""))
+    assert [one.reason if isinstance(one, Failure) else one[1]["client"] for one in out] == ["died", "1", "2", "3", 4]
+    assert spooled == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("method", "codec"), [("fedrolex", "float32"), ("prism", "float16"), ("fedcac", "float32")])
+def test_what_does_not_fit_in_memory_is_computed_again(
+    method: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = run(method, codec=codec)
+    monkeypatch.setattr(dispatch, "KEPT_BYTES", 0)
+    again = run(method, codec=codec, engine=Changing(lambda done: done[::-1]))
+    assert kept.summary["weights_sha256"] == again.summary["weights_sha256"]
 
 
 def test_bytes_are_the_lengths_of_the_messages() -> None:
     engine = Recording()
-    answers = trained(engine)
+    answers, _replies = trained(engine)
     assert answers.bytes_down == sum(map(len, engine.down)) > 0
     assert answers.bytes_up == sum(map(len, engine.up)) > 0
     assert answers.busy > 0 and answers.failures == [] and answers.late == 0
@@ -62,10 +104,10 @@ def test_a_failure_names_the_client_and_the_tensor() -> None:
     def lie(done: list[Done]) -> list[Done]:
         return [replace(one, reply=bytes(one.reply)[:-4] + b"\xff" * 4) if one.client == 1 else one for one in done]  # type: ignore[arg-type]
 
-    answers = trained(Changing(lie))
+    answers, replies = trained(Changing(lie))
     (failure,) = answers.failures
     assert failure.client == 1 and failure.reason.startswith("training diverged: upload: 'hidden.weight' holds NaN")
-    assert [reply.client for reply in answers.replies] == [4, 3] and set(answers.states) <= {4, 3}
+    assert [reply.client for reply in replies] == [3, 4]
     assert len(Failure(1, "x" * 1000).reason) == LONGEST_REASON
 
 
@@ -73,25 +115,25 @@ def test_late_and_second_answers_are_dropped() -> None:
     def late(done: list[Done]) -> list[Done]:
         return [replace(done[0], reply=b"of an earlier round", late=True), *done, replace(done[0], reply=b"again")]
 
-    answers = trained(Changing(late))
-    assert answers.late == 1 and [reply.client for reply in answers.replies] == COHORT
+    answers, replies = trained(Changing(late))
+    assert answers.late == 1 and [reply.client for reply in replies] == ORDER
     assert answers.failures == [Failure(1, "was not asked in this round, or answered twice")]
 
 
 def test_a_foreign_reply_is_rejected() -> None:
-    answers = trained(Changing(lambda done: [done[0], replace(done[0], client=3), done[2]]))
+    answers, _replies = trained(Changing(lambda done: [done[0], replace(done[0], client=3), done[2]]))
     assert [failure.client for failure in answers.failures] == [3]
     assert "expected one of kind trained for {'client': 3" in answers.failures[0].reason
 
 
 def test_an_answer_from_someone_not_asked_is_counted_and_ignored() -> None:
-    answers = trained(Changing(lambda done: [*done, replace(done[0], client=77)]))
-    assert [reply.client for reply in answers.replies] == COHORT
+    answers, replies = trained(Changing(lambda done: [*done, replace(done[0], client=77)]))
+    assert [reply.client for reply in replies] == ORDER
     assert [failure.client for failure in answers.failures] == [77]
 
 
 def test_a_client_that_does_not_answer_is_a_failure() -> None:
-    answers = trained(Changing(lambda done: [replace(done[0], reply=None, failure="out of memory"), done[1]]))
+    answers, _replies = trained(Changing(lambda done: [replace(done[0], reply=None, failure="out of memory"), done[1]]))
     assert answers.failures == [Failure(4, "did not answer"), Failure(1, "out of memory")]
 
 

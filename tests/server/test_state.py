@@ -10,21 +10,22 @@ from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.states import receipt
 from fedfactor.server.state import Server, private_sha256
 from fedfactor.server.store import MemoryStore
+from tests.helpers.folding import commit
 
 
 def test_the_hash_of_all_states_is_the_same_of_their_receipts() -> None:
     whole, held = MemoryStore(), MemoryStore()
     states = {1: b"one", 3: b"three"}
-    whole.commit(1, {"client": states, "server": {2: b"two"}}, b"", {})
+    commit(whole, 1, {"client": states, "server": {2: b"two"}}, b"", {})
     receipts = {client: receipt(hashlib.sha256(state).hexdigest()) for client, state in states.items()}
-    held.commit(1, {"client": receipts, "server": {2: b"two"}}, b"", {})
+    commit(held, 1, {"client": receipts, "server": {2: b"two"}}, b"", {})
     assert private_sha256(whole) == private_sha256(held)
     text = "".join(
         f"{section}:{client}:{hashlib.sha256(state).hexdigest()}\n"
         for section, client, state in (("client", 1, b"one"), ("client", 3, b"three"), ("server", 2, b"two"))
     )
     assert private_sha256(whole) == hashlib.sha256(text.encode()).hexdigest()
-    held.commit(2, {"client": {3: receipt(hashlib.sha256(b"other").hexdigest())}}, b"", {})
+    commit(held, 2, {"client": {3: receipt(hashlib.sha256(b"other").hexdigest())}}, b"", {})
     assert private_sha256(whole) != private_sha256(held)
 
 

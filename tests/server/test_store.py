@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfactor.protocol.message import Message, encode
-from fedfactor.server.store import Damaged, DiskStore, Journal, MemoryStore, Overlay, Store
+from fedfactor.server.store import Damaged, DiskStore, Journal, MemoryStore, Store
 from fedfactor.testing.federation import outcome
+from tests.helpers.folding import commit as commit_states
 from tests.helpers.tiny import run
 
 SERVER = [bytes(encode(Message("server", {"kinds": [str(round)]}))) for round in range(4)]
@@ -38,7 +39,14 @@ AFTER: list[dict[str, dict[int, bytes]]] = [
 
 
 def commit(store: Store, round: int) -> None:
-    store.commit(round, ROUNDS[round], SERVER[round], {"round": round})
+    stage(store, round)
+    store.commit(round, SERVER[round], {"round": round})
+
+
+def stage(store: Store, round: int) -> None:
+    for section, mine in ROUNDS[round].items():
+        for client, state in mine.items():
+            store.stage(round, section, client, state)
 
 
 def held(store: Any) -> dict[str, dict[int, bytes | None]]:
@@ -66,14 +74,32 @@ def test_rounds_are_committed_and_read(kind: str, tmp_path: Path) -> None:
         assert round_of(DiskStore(tmp_path / "checkpoint", writing=False)) == 3
 
 
-def test_an_overlay_reads_changes_as_if_they_were_committed() -> None:
-    store = MemoryStore()
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_staged_states_are_read_only_in_the_view_of_them(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else DiskStore(tmp_path / "checkpoint")
     commit(store, 0)
     for round in range(1, 4):
-        assert held(Overlay(store, ROUNDS[round])) == AFTER[round]
+        stage(store, round)
+        assert held(store.staged()) == AFTER[round]
         assert held(store) == AFTER[round - 1]
         commit(store, round)
-    assert Overlay(store, {"client": {5: b"new"}}).holds("client", 5) and not store.holds("client", 5)
+    store.stage(4, "client", 5, b"new")
+    assert store.staged().holds("client", 5) and not store.holds("client", 5)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_discarded_states_leave_no_trace(kind: str, tmp_path: Path) -> None:
+    """A round that failed is done again, and ends with other states."""
+    store: Store = MemoryStore() if kind == "memory" else DiskStore(tmp_path / "checkpoint")
+    commit(store, 0)
+    commit(store, 1)
+    before = files(tmp_path)
+    for client in (0, 5):
+        store.stage(2, "client", client, b"of a round that failed")
+    store.discard()
+    assert files(tmp_path) == before and held(store.staged()) == AFTER[1]
+    commit(store, 2)
+    assert round_of(store) == 2 and (kind == "memory" or round_of(DiskStore(tmp_path / "checkpoint")) == 2)
 
 
 # Crashes.
@@ -247,14 +273,14 @@ STATES = {"client": {1: b"one", 257: b"two"}, "server": {1: b"three"}}
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     store = DiskStore(tmp_path)
-    store.commit(0, STATES, b"start", {"round": 0})
-    store.commit(1, {"client": {1: b"new"}}, b"weights", {"round": 1})
+    commit_states(store, 0, STATES, b"start", {"round": 0})
+    commit_states(store, 1, {"client": {1: b"new"}}, b"weights", {"round": 1})
     return tmp_path
 
 
 def test_a_round_can_be_committed_again(directory: Path) -> None:
     for data in (b"new", b"newer"):
-        DiskStore(directory).commit(1, {"client": {1: data}}, b"weights", {"round": 1})
+        commit_states(DiskStore(directory), 1, {"client": {1: data}}, b"weights", {"round": 1})
         assert DiskStore(directory).read("client", 1) == data
 
 

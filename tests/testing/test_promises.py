@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 
 from fedfactor import testing
 from fedfactor.methods import FedAvg, FedPer, HeteroFL
-from fedfactor.protocol.method import Method, Participant, Traits
+from fedfactor.protocol.method import Fold, Method, Participant, Traits
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.server.dispatch import Dispatch
+from fedfactor.server.fold import RoundFold
 from fedfactor.testing import PROMISES, Promise, check_method
 from fedfactor.testing import promises as suite
 
@@ -25,6 +25,21 @@ class Breaking(FedAvg):
     """A method that is FedAvg, except for what a test changes."""
 
     memory: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass
+class Scaled:
+    """A fold whose mean is multiplied by a number."""
+
+    fold: Fold
+    by: float
+
+    def add(self, reply: Reply) -> None:
+        self.fold.add(reply)
+
+    def result(self) -> Any:
+        mean, held = self.fold.result()
+        return {name: tensor * self.by for name, tensor in mean.items()}, held
 
 
 class Infinite(Breaking):
@@ -84,10 +99,9 @@ class RememberingRounds(Breaking):
     def bind(self, task: Any, levels: Any) -> RememberingRounds:
         return RememberingRounds()
 
-    def aggregate(self, *arguments: Any) -> Any:
+    def fold(self, *arguments: Any) -> Any:
         self.memory["rounds"] = self.memory.get("rounds", 0) + 1
-        mean, held = super().aggregate(*arguments)
-        return {name: tensor * self.memory["rounds"] for name, tensor in mean.items()}, held
+        return Scaled(super().fold(*arguments), self.memory["rounds"])
 
 
 class Leaking(FedPer):
@@ -104,25 +118,13 @@ class DifferentStarts(FedPer):
 
 
 class Shrinking(Breaking):
-    def aggregate(self, *arguments: Any) -> Any:
-        mean, held = super().aggregate(*arguments)
-        return {name: tensor * 0.9 for name, tensor in mean.items()}, held
+    def fold(self, *arguments: Any) -> Any:
+        return Scaled(super().fold(*arguments), 0.9)
 
 
 class Peeking(Breaking):
     def objective(self, network: nn.Module, batch: Any, ctx: Any) -> Tensor:
         return super().objective(network, batch, ctx) * (2 + ctx.task.data.central[0].mean())
-
-
-class Hasty(Breaking):
-    """Remembers clients that were asked, whether or not they answered."""
-
-    def download(self, view: Any, who: Participant, plan: Any, held: Any, network: nn.Module) -> Any:
-        self.memory[who.client] = super().download(view, who, plan, held, network)
-        return self.memory[who.client]
-
-    def remember(self, replies: Sequence[Reply]) -> Any:
-        return dict(self.memory)
 
 
 class Deceiving(Breaking):
@@ -161,7 +163,6 @@ BROKEN: list[tuple[Promise, type[Method], str]] = [
     (suite.starts_private_tensors_alike, DifferentStarts, "has another fc.* before any training"),
     (suite.changes_nothing_without_training, Shrinking, "optimizer .*: .* changed without training"),
     (suite.learns_nothing_from_test_data, Peeking, "the result of training depends on the test data"),
-    (suite.loses_only_the_update_of_a_failing_client, Hasty, "the server remembers an update of client"),
     (suite.deploys_what_was_trained, Deceiving, "computes something else than its network"),
     (suite.deploys_what_was_trained, NotPlain, "holds .*Strange.*Traits.plain says otherwise"),
 ]
@@ -171,6 +172,20 @@ BROKEN: list[tuple[Promise, type[Method], str]] = [
 def test_a_broken_promise_is_noticed(promise: Promise, broken: type[Method], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         promise(broken())
+
+
+def test_an_update_of_a_failing_client_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No method can store an update of a client that failed: the server does the storing."""
+    add = RoundFold.add
+
+    def hasty(fold: Any, reply: Reply) -> None:
+        add(fold, reply)
+        for client in range(testing.federation.CLIENTS):
+            fold._store.stage(1, "server", client, b"")
+
+    monkeypatch.setattr(RoundFold, "add", hasty)
+    with pytest.raises(AssertionError, match="the server remembers an update of client"):
+        suite.loses_only_the_update_of_a_failing_client(FedAvg())
 
 
 def test_wrong_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +203,8 @@ def test_wrong_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_promise_is_broken_by_something() -> None:
-    assert {promise for promise, _, _ in BROKEN} | {suite.counts_the_bytes_that_are_sent} == set(PROMISES)
+    by_the_server = {suite.counts_the_bytes_that_are_sent, suite.loses_only_the_update_of_a_failing_client}
+    assert {promise for promise, _, _ in BROKEN} | by_the_server == set(PROMISES)
     assert all(promise.__doc__ for promise in PROMISES)
 
 

@@ -10,17 +10,15 @@ from fedfactor.factor.spectral import SpatialSplit
 
 
 class Products:
-    """A sum of products U V of many ranks: one product of all U side by side with all V stacked."""
+    """A sum of products U V of many ranks: all U side by side times all V stacked."""
 
     def __init__(self) -> None:
-        self._us: list[Tensor] = []
-        self._vs: list[Tensor] = []
+        self._batch: list[tuple[Tensor, Tensor]] = []
         self._starts: list[tuple[list[Tensor], Tensor]] = []
 
     def add(self, u: Tensor, v: Tensor) -> None:
-        """Add U V."""
-        self._us.append(u)
-        self._vs.append(v)
+        """Add U V. V is copied: it may be a part of a larger buffer."""
+        self._batch.append((u, v.clone()))
 
     def add_change(self, new: list[Tensor], old: list[Tensor], share: float) -> None:
         """Add a share of U V - U0 V0 = (U - U0) V + U0 (V - V0), which is exactly 0 where nothing changed.
@@ -34,25 +32,67 @@ class Products:
                 total.add_(moved)
                 return
         self._starts.append((old, moved))
-        self.add(old[0], moved)
+
+    def _collected(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the products that are not summed yet; they are forgotten here."""
+        found = self._batch + [(old[0], moved) for old, moved in self._starts]
+        self._batch, self._starts = [], []
+        return found
+
+
+class ComposedProducts(Products):
+    """A sum that is added to a weight in batches, which have at most as many numbers as the weight and one product."""
+
+    def __init__(self, into: Tensor) -> None:
+        super().__init__()
+        self._into = into
+
+    def add(self, u: Tensor, v: Tensor) -> None:
+        """Add U V."""
+        super().add(u, v)
+        if sum(u.numel() + v.numel() for u, v in self._batch) >= self._into.numel():
+            self._compose(self._batch)
+            self._batch = []
+
+    def compose(self) -> None:
+        """Add all products that are not added yet."""
+        self._compose(self._collected())
+
+    def _compose(self, batch: list[tuple[Tensor, Tensor]]) -> None:
+        if batch:
+            factors = {"u": torch.cat([u for u, _ in batch], 1), "v": torch.cat([v for _, v in batch], 0)}
+            self._into.add_(SpatialSplit().compose(factors, WeightShape.of(self._into)))
+
+
+class StackedProducts(Products):
+    """A sum that stays in factors, which are reduced when they have twice as many columns as the sum can have rank."""
+
+    def add(self, u: Tensor, v: Tensor) -> None:
+        """Add U V."""
+        super().add(u, v)
+        most = min(u[:, 0].numel(), v[0].numel())
+        if sum(len(v) for _, v in self._batch) > 2 * most:
+            self._batch = [_leading(self._batch, most)]
+
+    def scale(self, factor: float) -> None:
+        """Multiply the sum."""
+        self._batch = [(u * factor, v) for u, v in self._collected()]
 
     def decomposed(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return U S and V^T of the leading singular components of the sum, in the shapes of the added factors.
+        """Return U S and V^T of the leading singular components of the sum, in the shapes of the added factors."""
+        return _leading(self._collected(), rank)
 
-        The sum itself is not computed: QR of both stacked factors leaves a core that is no larger than their number of
-        columns.
-        """
-        left, right = torch.cat([u.flatten(1) for u in self._us], 1), torch.cat([v.flatten(1) for v in self._vs], 0)
-        q_left, r_left = torch.linalg.qr(left.double())
-        q_right, r_right = torch.linalg.qr(right.double().T)
-        u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
-        u, v = q_left @ u[:, :rank] * s[:rank], vh[:rank] @ q_right.T
-        first, last = self._us[0], self._vs[0]
-        return u.to(first.dtype).view(-1, rank, *first.shape[2:]), v.to(last.dtype).view(rank, *last.shape[1:])
 
-    def composed(self, weight: Tensor) -> Tensor:
-        """Return the sum in the shape of a weight."""
-        if not self._us:
-            return torch.zeros_like(weight)
-        factors = {"u": torch.cat(self._us, 1), "v": torch.cat(self._vs, 0)}
-        return SpatialSplit().compose(factors, WeightShape.of(weight))
+def _leading(products: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
+    """Return U S and V^T of the leading singular components of a sum of products.
+
+    The sum itself is not computed: QR of both stacked factors leaves a core that is no larger than their number of
+    columns.
+    """
+    left, right = (torch.cat([p[i].flatten(1) for p in products], 1 - i) for i in (0, 1))
+    q_left, r_left = torch.linalg.qr(left.double())
+    q_right, r_right = torch.linalg.qr(right.double().T)
+    u, s, vh = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    u, v = q_left @ u[:, :rank] * s[:rank], vh[:rank] @ q_right.T
+    first, last = products[0]
+    return u.to(first.dtype).view(-1, rank, *first.shape[2:]), v.to(last.dtype).view(rank, *last.shape[1:])

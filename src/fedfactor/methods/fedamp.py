@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Method, Networks, Participant, Traits, parameter_names
+from fedfactor.protocol.method import Fold, Method, Networks, Participant, Traits, parameter_names
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, pull
+from fedfactor.protocol.plan import HoldersMean, Plan, Reply, Tensors, pull
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import described, register
 from fedfactor.task import Batch
@@ -97,11 +97,9 @@ class FedAMP(Method):
         """Keep the whole model on the client."""
         return tensors_of(network)
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
-        """Return the server's tensors unchanged: each client has its own model."""
-        return dict(server), Held(dict.fromkeys(server, 0))
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
+        """Leave the server's tensors unchanged: each client has its own model."""
+        return HoldersMean(server, self.weight, lambda reply: replace(reply, tensors={}))
 
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
         """Refuse optimizers and codecs that need clients to start from the download."""
@@ -113,6 +111,6 @@ class FedAMP(Method):
             return f"{codec.name} codes the change since the download, but {self.name} trains a different model"
         return super().refuses(optimizer, codec, training)
 
-    def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
+    def remember(self, reply: Reply) -> Tensors:
         """Keep the latest model of each client on the server."""
-        return {reply.client: reply.tensors for reply in replies}
+        return reply.tensors

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.nn.state import tensors_of
-from fedfactor.protocol.method import Method, Networks, Participant, Traits
-from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull
+from fedfactor.protocol.method import Fold, Method, Networks, Participant, Traits
+from fedfactor.protocol.plan import HoldersMean, Plan, Reply, Tensors, pull
 from fedfactor.protocol.states import HeldTensors
 from fedfactor.registry import described, register
 
@@ -77,20 +77,14 @@ class FedCAC(Method):
             mixed[name] = torch.where(own[MASK + name], custom, view[name])
         return mixed
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
-        """Return the mean of the models, not of the changes: clients started from different models."""
-        absolute = [replace(reply, reference={name: view[name] for name in reply.tensors}) for reply in replies]
-        return holders_mean(view, absolute, self.weights(replies))
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
+        """Average the models, not the changes: clients started from different models."""
+        return HoldersMean(view, self.weight, lambda reply: replace(reply, reference=pull(view, reply.plan)))
 
-    def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
+    def remember(self, reply: Reply) -> Tensors:
         """Keep the latest model of each client and its mask on the server."""
-        return {
-            reply.client: reply.tensors
-            | {MASK + name: critical(reply.reference[name], reply.tensors[name], self.tau) for name in reply.tensors}
-            for reply in replies
-        }
+        masks = {name: critical(reply.reference[name], tensor, self.tau) for name, tensor in reply.tensors.items()}
+        return reply.tensors | {MASK + name: mask for name, mask in masks.items()}
 
 
 def critical(start: Tensor, trained: Tensor, share: float) -> Tensor:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -55,9 +56,10 @@ class FedDecomp(Method, Diagnostics):
     Table 4, Local and FedAvg with low-rank matrices, is `share = "none"` and `share = "both"`, both with
     `simultaneous`.
 
-    The quantities of Figure 6 and Table 6 are logged in each round, over weights without norm statistics:
-    `sigma_distance`, the mean of ||sigma_i - sigma||; `sigma_change`, ||sigma^t - sigma^1||; and `tau_change`, the mean
-    of ||tau_i^t - tau_i^1||. Since tau_i^1 = 0, each client reports one number for it, ||tau_i||.
+    The quantities of Table 6 are logged in each round, over weights without norm statistics: `sigma_change`,
+    ||sigma^t - sigma^1||, and `tau_change`, the mean of ||tau_i^t - tau_i^1||. Since tau_i^1 = 0, each client reports
+    one number for it, ||tau_i||. With `distances`, Figure 6's is logged too: `sigma_distance`, the mean of
+    ||sigma_i - sigma||. The server then keeps all sigma_i of a round until sigma is known.
 
     Deviations: with partial participation, Eq. 7 averages over the round's clients. The authors' code averages over all
     clients, including outdated models. The paper does not say what happens to norm statistics: here they change in both
@@ -83,15 +85,17 @@ class FedDecomp(Method, Diagnostics):
     code_scale: bool = field(default=False, metadata=described("as in the authors' code: tau = B A / r"))
     pretrained: str = field(default="", metadata=described("safetensors file that sigma starts from (Sec. 4.5)"))
     fresh: tuple[str, ...] = field(default=(), metadata=described("patterns of tensors that are not in the file"))
+    distances: bool = field(default=False, metadata=described("log the mean of ||sigma_i - sigma|| (Figure 6)"))
 
     def __post_init__(self) -> None:
-        if self.pretrained and self.share not in ("sigma", "both"):
-            raise ValueError(f"pretrained weights start a shared sigma, but share = {self.share!r} keeps it private")
+        for wanted, what in ((self.pretrained, "pretrained weights start"), (self.distances, "distances compare")):
+            if wanted and self.share not in ("sigma", "both"):
+                raise ValueError(f"{what} a shared sigma, but share = {self.share!r} keeps it private")
 
     @property
     def traits(self) -> Traits:
         """All clients have equal weight in the mean, and each reports ||tau_i||."""
-        return Traits(weighting="uniform", reports=("tau",))
+        return Traits(weighting="uniform", reports=("tau",), rereads=self.distances)
 
     def scheme(self) -> Additive:
         """Return the scheme sigma + B A (Eq. 2 to 4)."""
@@ -132,9 +136,8 @@ class FedDecomp(Method, Diagnostics):
             fill(plain, {**given, **own})
         except ValueError as error:
             raise ValueError(f"{self.pretrained} does not fit: {error}; `fresh` lists tensors not in it") from error
-        for name, tensor in given.items():
-            if not finite(tensor):
-                raise ValueError(f"{self.pretrained}: {name!r} is not finite")
+        if wrong := [name for name, tensor in given.items() if not finite(tensor)]:
+            raise ValueError(f"{self.pretrained}: {wrong[0]!r} is not finite")
         drawn, tau = super().initial(networks), self._tau_names(networks(1.0))
         loaded = super().initial(lambda capacity: self._decomposed(plain))
         return {name: drawn[name] if name in tau else loaded[name] for name in drawn}  # tau from the run's seed alone
@@ -162,15 +165,13 @@ class FedDecomp(Method, Diagnostics):
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Return the quantities of Figure 6 and Table 6."""
-        replies, after, network = observed.replies, observed.after, observed.networks(1.0)
-        seen = {"tau_change": sum(reply.figures["tau"] for reply in replies) / len(replies)}
+        seen = {"tau_change": fmean(figures["tau"] for figures in observed.figures)}
         if self.share in ("sigma", "both"):
-            tau = self._tau_names(network)
-            sigma = [name for name in parameter_names(network) if name in after and name not in tau]
-            distances = [_norm(reply.tensors[n] - after[n] for n in sigma) for reply in replies]
-            first = observed.first()
-            seen["sigma_distance"] = sum(distances) / len(distances)
-            seen["sigma_change"] = _norm(after[n] - first[n] for n in sigma)
+            after, network = observed.after, observed.networks(1.0)
+            sigma = sorted(after.keys() & set(parameter_names(network)) - self._tau_names(network))
+            seen["sigma_change"] = _norm(after[n] - observed.first()[n] for n in sigma)
+            if self.distances:
+                seen["sigma_distance"] = fmean(_norm(r.tensors[n] - after[n] for n in sigma) for r in observed.replies)
         return seen
 
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.factor import SpatialSplit
-from fedfactor.factor.products import Products
+from fedfactor.methods.composing import ComposedMean
 from fedfactor.methods.factorised import with_factors
 from fedfactor.methods.spectral import Spectral, split_names, split_weights
 from fedfactor.nn import factor_weights, factorize, first_layers, site_names
 from fedfactor.nn.norms import without_statistics
 from fedfactor.nn.state import answers_with, tensors_of
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Diagnostics, Networks, Participant, Traits
-from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, slice_plan, whole_plan
+from fedfactor.protocol.method import Diagnostics, Fold, Networks, Participant, Traits
+from fedfactor.protocol.plan import Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
 from fedfactor.support.checks import check_number
 from fedfactor.task import Batch, Build, Task
@@ -131,41 +131,6 @@ class FedHM(Spectral, Diagnostics):
         """Count the teacher's forward pass too."""
         return {capacity: 2.0 if self.distill else 1.0}
 
-    def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """Return weights proportional to exp(gamma / tau) (Eq. 1); shifted so that a small tau cannot overflow."""
-        largest = max(reply.capacity for reply in replies)
-        return [math.exp((reply.capacity - largest) / self.tau) for reply in replies]
-
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average dense tensors directly, and factorised layers by their composed changes (dense clients included)."""
-        if self.literal and max(reply.capacity for reply in replies) < self.strongest:
-            replies = [*replies, Reply(-1, 1.0, 1, whole_plan(server), server, server, {})]
-        weights = self.weights(replies)
-        split = {reply.capacity: split_names(networks(reply.capacity)) for reply in replies}
-        layers = {name: layer for names in split.values() for layer, name in names.items()}
-        mean, held = holders_mean(server, [self._without(server, layers, reply) for reply in replies], weights)
-        for name, layer in layers.items():
-            change, products = torch.zeros_like(server[name]), Products()
-            for reply, weight in zip(replies, weights, strict=True):
-                share = weight / sum(weights)
-                if layer not in split[reply.capacity]:
-                    before = server[name] if self.literal else reply.reference[name]
-                    change.add_(reply.tensors[name] - before, alpha=share)
-                    continue
-                new, old = ([tensors[f"{layer}.{f}"] for f in "uv"] for tensors in (reply.tensors, reply.reference))
-                if self.literal:
-                    products.add(new[0] * share, new[1])
-                    change.sub_(server[name], alpha=share)
-                else:
-                    products.add_change(new, old, share)
-            mean[name], held[name] = server[name] + change + products.composed(server[name]), len(replies)
-        return mean, held
-
-    def _without(self, server: Tensors, layers: Mapping[str, str], reply: Reply) -> Reply:
-        """Return the reply without the layers that are factorised for any client."""
-        left = {*layers, *(f"{layer}.{factor}" for layer in layers.values() for factor in "uv")}
-        tensors = {name: tensor for name, tensor in reply.tensors.items() if name not in left}
-        reference = {name: server[name] for name in tensors} if self.literal else reply.reference
-        return replace(reply, plan=whole_plan(tensors), tensors=tensors, reference=reference)
+        return ComposedMean(server, networks, self.tau, self.strongest if self.literal else None)

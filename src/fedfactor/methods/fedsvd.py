@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from fedfactor.factor.products import Products
+from fedfactor.factor.products import StackedProducts
 from fedfactor.methods.flexlora import averages_only
 from fedfactor.methods.lora import Lora, factor_names
 from fedfactor.protocol.codecs import Codec
-from fedfactor.protocol.method import Networks, Traits
+from fedfactor.protocol.method import Fold, Networks, Traits
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.plan import Held, Reply, Tensors
+from fedfactor.protocol.plan import Held, HoldersMean, Reply, Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import register
 from fedfactor.task import Build
@@ -49,15 +49,25 @@ class FedSVD(Lora):
             network.get_parameter(name).requires_grad_(False)
         return network
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average B, and decompose its product with A where it has changed."""
-        mean, held = super().aggregate(server, view, replies, networks)
-        for u in factor_names(networks(1.0), "u"):
+        return TurnedMean(view, self.weight, factor_names(networks(1.0), "u"))
+
+
+class TurnedMean(HoldersMean):
+    """The mean of B, whose product with A is decomposed at the end."""
+
+    def __init__(self, view: Tensors, weight: Callable[[Reply], float], factors: Iterable[str]) -> None:
+        super().__init__(view, weight)
+        self._factors = factors
+
+    def result(self) -> tuple[Tensors, Held]:
+        """Return the mean, and the number of clients that held each element."""
+        mean, held = super().result()
+        for u in self._factors:
             v = f"{u.removesuffix('u')}v"
-            if not torch.equal(mean[u], view[u]):
-                products = Products()
-                products.add(mean[u], view[v])
-                mean[u], mean[v] = products.decomposed(len(view[v]))
+            if not torch.equal(mean[u], self.view[u]):
+                products = StackedProducts()
+                products.add(mean[u], self.view[v])
+                mean[u], mean[v] = products.decomposed(len(self.view[v]))
         return mean, held

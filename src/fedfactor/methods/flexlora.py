@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fedfactor.factor.products import Products
+from fedfactor.methods.composing import DecomposedMean
 from fedfactor.methods.lora import RankedLora, factor_names
 from fedfactor.protocol.codecs import Codec
-from fedfactor.protocol.method import Networks, Traits
+from fedfactor.protocol.method import Fold, Networks, Traits
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.plan import Held, Reply, Tensors, holders_mean
+from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import register
 
@@ -47,22 +46,7 @@ class FlexLora(RankedLora):
         """Refuse optimizers that do more than averaging."""
         return averages_only(self.name, optimizer) or super().refuses(optimizer, codec, training)
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average the products of the factors, and all other tensors directly."""
-        weights, factors = self.weights(replies), factor_names(networks(1.0), "u") | factor_names(networks(1.0), "v")
-        rest = [replace(r, tensors={n: t for n, t in r.tensors.items() if n not in factors}) for r in replies]
-        mean, held = holders_mean(view, rest, weights)
-        for u in factor_names(networks(1.0), "u"):
-            names = [u, f"{u.removesuffix('u')}v"]
-            held |= dict.fromkeys(names, len(replies))
-            if not any(reply.change(name).any() for reply in replies for name in names):
-                continue
-            products = Products()
-            products.add(view[names[0]], view[names[1]])
-            for reply, weight in zip(replies, weights, strict=True):
-                new, old = ([tensors[name] for name in names] for tensors in (reply.tensors, reply.reference))
-                products.add_change(new, old, weight / sum(weights))
-            mean |= dict(zip(names, products.decomposed(len(view[names[1]])), strict=True))
-        return mean, held
+        layers = [name.removesuffix("u") for name in factor_names(networks(1.0), "u")]
+        return DecomposedMean(view, self.weight, [(f"{layer}u", f"{layer}v") for layer in layers])

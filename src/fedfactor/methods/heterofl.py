@@ -12,8 +12,8 @@ from fedfactor.methods.sliced import Sliced
 from fedfactor.nn import outer_layers
 from fedfactor.nn.norms import batch_norms, scaled_norm_inputs, without_statistics
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.method import Networks, Traits
-from fedfactor.protocol.plan import Held, Reply, Tensors
+from fedfactor.protocol.method import Fold, Networks, Traits
+from fedfactor.protocol.plan import HoldersMean, Reply, Tensors
 from fedfactor.registry import described, register
 from fedfactor.task import Batch, Build
 
@@ -85,14 +85,13 @@ class HeteroFL(Sliced):
             outputs = ctx.task.outputs(network, batch)
         return ctx.task.loss(outputs, batch, only=ctx.labels if self.masked_loss else None)
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average each element over its holders; with `label_rows`, clients hold the rows of their classes."""
-        if self.label_rows:
-            classifier = outer_layers(networks(1.0))[-1]
-            replies = [_with_own_rows(reply, (f"{classifier}.weight", f"{classifier}.bias")) for reply in replies]
-        return super().aggregate(server, view, replies, networks)
+        if not self.label_rows:
+            return super().fold(server, view, networks)
+        classifier = outer_layers(networks(1.0))[-1]
+        rows = (f"{classifier}.weight", f"{classifier}.bias")
+        return HoldersMean(view, self.weight, lambda reply: _with_own_rows(reply, rows))
 
 
 def _with_own_rows(reply: Reply, classifier: Sequence[str]) -> Reply:

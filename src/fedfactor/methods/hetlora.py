@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedfactor.factor import frobenius_decay
 from fedfactor.methods.lora import RankedLora
-from fedfactor.protocol.method import Networks, Traits
-from fedfactor.protocol.plan import Held, Reply, Tensors, holders_mean, whole_plan
+from fedfactor.protocol.method import Fold, Networks, Traits
+from fedfactor.protocol.plan import HoldersMean, Reply, Tensors, whole_plan
 from fedfactor.registry import register
+
+SMALLEST = 1e-12
+"""Weight of a client that changed nothing: below all others, and not 0."""
 
 
 @register("methods", "hetlora", paper="arXiv:2401.06432")
@@ -32,10 +34,9 @@ class HetLora(RankedLora):
         """Clients of less capacity get a lower rank, and weights depend on the change."""
         return Traits(adapts=True, weighting="norm of the change B A")
 
-    def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """Return ||B A|| of each client; equal weights if all are 0."""
-        norms = [math.sqrt(sum(map(float, self._squares(reply)))) for reply in replies]
-        return norms if any(norms) else [1.0] * len(replies)
+    def weight(self, reply: Reply) -> float:
+        """Return ||B A|| of a client; if it is 0 for all, they count the same."""
+        return max(math.sqrt(sum(self._squares(reply))), SMALLEST)
 
     @staticmethod
     def _squares(reply: Reply) -> list[float]:
@@ -43,11 +44,9 @@ class HetLora(RankedLora):
         pairs = [(reply.tensors[f"{layer}.u"].double(), reply.tensors[f"{layer}.v"].double()) for layer in layers]
         return [2 * float(frobenius_decay(u, v)) for u, v in pairs]
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average changes that are padded with zeros."""
-        return holders_mean(view, [self._padded(view, reply) for reply in replies], self.weights(replies))
+        return HoldersMean(view, self.weight, lambda reply: self._padded(view, reply))
 
     @staticmethod
     def _padded(view: Tensors, reply: Reply) -> Reply:

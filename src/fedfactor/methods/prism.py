@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.factor import ChannelSplit, effective_rank, spectrum
-from fedfactor.factor.base import WeightShape
+from fedfactor.methods.composing import KernelMean
 from fedfactor.methods.spectral import Spectral
 from fedfactor.models.width import Width
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers
 from fedfactor.nn.norms import axis_blocks, without_statistics
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Traits
-from fedfactor.protocol.plan import Held, Piece, Plan, Reply, Tensors, holders_mean, slice_plan
+from fedfactor.protocol.method import Diagnostics, Fold, Networks, ObservedRound, Participant, Traits
+from fedfactor.protocol.plan import Piece, Plan, Tensors, slice_plan
 from fedfactor.registry import described, register
 from fedfactor.support.checks import check_number
 from fedfactor.task import Build
@@ -137,33 +137,19 @@ class PriSM(Spectral, Diagnostics):
         exponentials = torch.empty(len(sigma), dtype=torch.float64).exponential_(generator=rng).log()
         return (exponentials - kappa * sigma.double().log()).argsort(stable=True)[:count]
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average U' and V' element by element and compose them (Eq. 5)."""
-        mean, held = holders_mean(view, replies, self.weights(replies))
-        for layer, name in dense_names(networks(1.0)).items():
-            shape = WeightShape.of(server[name])
-            before, after = (
-                ChannelSplit().compose({factor: tensors[f"{layer}.{factor}"] for factor in "uv"}, shape)
-                for tensors in (view, mean)
-            )
-            mean[name] = server[name] + (after - before)
-            held[name] = _reached(held[f"{layer}.u"], held[f"{layer}.v"])
-        return {name: mean[name] for name in server}, {name: held[name] for name in server}
+        return KernelMean(server, view, self.weight, dense_names(networks(1.0)))
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Return the effective rank of each layer (Fig. 6) and how many clients trained each kernel (Fig. 7)."""
-        layers = dense_names(observed.networks(1.0))
-        picks = {layer: torch.zeros(len(observed.view[f"{layer}.sigma"]), dtype=torch.int64) for layer in layers}
-        for reply in observed.replies:
-            for layer, count in picks.items():
-                Piece(layer, reply.plan[f"{layer}.v"].index[:1]).add(count, 1)
-        spectra = {layer: observed.view[f"{layer}.sigma"] for layer in layers}
+        fold = observed.fold
+        assert isinstance(fold, KernelMean)
+        spectra = {layer: observed.view[f"{layer}.sigma"] for layer in fold.picks}
         return {
             "effective_rank": {layer: effective_rank(sigma) for layer, sigma in spectra.items()},
             "effective_rank_code": {layer: effective_rank(sigma, code=True) for layer, sigma in spectra.items()},
-            "picks": {layer: count.tolist() for layer, count in picks.items()},
+            "picks": fold.picks,
         }
 
     def served(self, levels: Sequence[float]) -> list[float]:
@@ -177,11 +163,3 @@ class PriSM(Spectral, Diagnostics):
         plain = compose(network)
         fill(plain, server)
         return plain
-
-
-def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
-    """Return how many clients could change each entry of U V, through its row of U or its column of V."""
-    if isinstance(u, int) or isinstance(v, int):  # all held the whole tensor
-        return max(int(part if isinstance(part, int) else part.max()) for part in (u, v))
-    rows, columns = u.amax(1), v.amax(0, keepdim=True)
-    return torch.maximum(rows.reshape(len(rows), *[1] * (columns.dim() - 1)), columns)

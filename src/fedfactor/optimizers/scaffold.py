@@ -11,7 +11,7 @@ from torch import nn
 
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.optimizer import Optimizer, State, Step
-from fedfactor.protocol.plan import Tensors, holders_sum
+from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
 
 
@@ -69,6 +69,7 @@ class Scaffold(Optimizer):
     def step(self, step: Step) -> tuple[Tensors, State]:
         """Update x <- x + eta_g mean(y_i - x); c <- c + (1 / N) sum of the changes, N being the population."""
         stepped = {name: x + self.server_lr * (step.mean[name] - x) for name, x in step.server.items()}
-        c, plans, extras = step.state["c"], [r.plan for r in step.replies], [r.extras for r in step.replies]
-        change = holders_sum(c, plans, extras)
-        return stepped, {"c": {name: c[name] + change[name] / step.population for name in c}}
+        c = dict(step.state["c"])
+        for name, change in step.extras.items():
+            c[name] = c[name] + change / step.population
+        return stepped, {"c": c}

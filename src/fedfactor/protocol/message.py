@@ -209,27 +209,37 @@ def _view(data: memoryview, dtype: torch.dtype, shape: list[int]) -> Tensor:
 
 
 @timed("encoding")
-def expect(tensors: Tensors, like: Tensors, what: str) -> None:
-    """Check that `tensors` has exactly the names, shapes and dtypes of `like`, and only finite numbers."""
+def expect(tensors: Tensors, like: Tensors, what: str) -> dict[str, float]:
+    """Check that `tensors` has exactly the names, shapes and dtypes of `like`, and only finite numbers.
+
+    Return the 2-norm of each.
+    """
     if tensors.keys() != like.keys():
         missing, foreign = sorted(like.keys() - tensors.keys()), sorted(tensors.keys() - like.keys())
         raise BadMessage(f"{what}: missing {_some(missing)}, unexpected {_some(foreign)}")
+    norms = {}
     for name, tensor in tensors.items():
         wanted = like[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             raise BadMessage(
                 f"{what}: {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
             )
-        if not finite(tensor):
+        norms[name] = _norm(tensor)
+        if not math.isfinite(norms[name]):
             raise NotFinite(f"{what}: {name!r} holds NaN, infinity or numbers too large to square")
+    return norms
 
 
 def finite(tensor: Tensor) -> bool:
     """Return whether all entries and their squares are finite: an optimizer may square the mean."""
+    return math.isfinite(_norm(tensor))
+
+
+def _norm(tensor: Tensor) -> float:
+    """Return the 2-norm of a floating-point tensor; 0 for others."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    precise = torch.promote_types(tensor.dtype, torch.float32)
-    return math.isfinite(torch.linalg.vector_norm(tensor, dtype=precise))
+        return 0.0
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
 
 
 def _some(names: Iterable[str]) -> str:

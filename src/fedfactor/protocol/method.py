@@ -7,7 +7,8 @@ batches. They are listed in the order in which a round calls them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -20,7 +21,7 @@ from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.plan import Held, Plan, Reply, Tensors, holders_mean, pull, whole_plan
+from fedfactor.protocol.plan import Held, HoldersMean, Plan, Reply, Tensors, pull, whole_plan
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import HeldTensors
 from fedfactor.task import Batch, Build, Task
@@ -57,6 +58,8 @@ class Traits:
     """What needs logits, such as distillation: a task of another kind is refused. Empty: nothing."""
     reports: tuple[str, ...] = ()
     """Names of the numbers that `Diagnostics.report` returns; a reply with other names is rejected."""
+    rereads: bool = False
+    """Whether `Diagnostics.observe` reads the replies. The server then keeps all of a round until its end, on disk."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,24 @@ def epochs_refused(split: Callable[[float], object], training: Training | None) 
     return None
 
 
+class Fold(Protocol):
+    """Turns the replies of a round into the server's mean, one by one, so that a round never holds all of them."""
+
+    def add(self, reply: Reply) -> None:
+        """Add a reply. Do not keep its tensors: they share the memory of the whole reply.
+
+        Replies are added in the order of the jobs (longest first), on every engine, so that sums have the same bits.
+        """
+        ...
+
+    def result(self) -> tuple[Tensors, Held]:
+        """Return the mean in the server's space, and the number of clients that held each element.
+
+        It is called once, after the last reply, and only if enough clients answered.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class ObservedRound:
     """A finished round on the server: the input of `Diagnostics.observe`."""
@@ -135,7 +156,12 @@ class ObservedRound:
     """The server's tensors after the round."""
     view: Tensors
     """The result of `prepare`, which the plans of the replies refer to."""
-    replies: Sequence[Reply]
+    fold: Fold
+    """The method's fold after its `result`; it may have counted something for this."""
+    figures: Sequence[Mapping[str, float]]
+    """What each client reported (`report`), in the order of the jobs."""
+    replies: Iterable[Reply]
+    """The replies in the order of the jobs, without `reference` and `extras`; only if `Traits.rereads` is set."""
     networks: Networks
     first: Callable[[], Tensors]
     """Returns the server's tensors before the first round."""
@@ -168,6 +194,8 @@ RENAMED_HOOKS = {
     "check": "bind or network",
     "decays": "phases",
     "pace": "phases",
+    "weights": "weight",
+    "aggregate": "fold",
 }
 """Hooks of earlier versions, and the hooks that replace them."""
 
@@ -185,6 +213,8 @@ class Method:
         for hook in cls.__dict__.keys() & RENAMED_HOOKS.keys():
             if callable(cls.__dict__[hook]):  # a field may have the name, such as `start` of `Factorised`
                 raise TypeError(f"{cls.__name__}.{hook}: methods have no such hook any more; use {RENAMED_HOOKS[hook]}")
+        if "remember" in cls.__dict__ and "replies" in inspect.signature(cls.remember).parameters:
+            raise TypeError(f"{cls.__name__}.remember: it gets one reply now, and returns what to store for its client")
         if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
             raise TypeError(f"{cls.__name__} has hooks of Diagnostics: derive it from Diagnostics too")
 
@@ -298,18 +328,16 @@ class Method:
 
     # Client to server.
 
-    def weights(self, replies: Sequence[Reply]) -> list[float]:
-        """Return the weight of each reply in the mean; only their proportions matter."""
-        return [float(reply.samples) if self.traits.weighting == "samples" else 1.0 for reply in replies]
+    def weight(self, reply: Reply) -> float:
+        """Return the weight of a reply in the mean; only proportions matter."""
+        return float(reply.samples) if self.traits.weighting == "samples" else 1.0
 
-    def aggregate(
-        self, server: Tensors, view: Tensors, replies: Sequence[Reply], networks: Networks
-    ) -> tuple[Tensors, Held]:
-        """Return the mean in the server's space, and the number of clients that held each element."""
-        return holders_mean(view, replies, self.weights(replies))
+    def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
+        """Return what turns the replies of a round into the mean in the server's space."""
+        return HoldersMean(view, self.weight)
 
-    def remember(self, replies: Sequence[Reply]) -> dict[int, Tensors]:
-        """Return the tensors that the server stores per client."""
+    def remember(self, reply: Reply) -> Tensors:
+        """Return the tensors that the server stores for the client of a reply."""
         return {}
 
     # Result.

@@ -6,7 +6,7 @@ server's. Extra tensors that are sent between them have the names of the model's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.context import Context
-from fedfactor.protocol.plan import Held, Reply, Tensors
+from fedfactor.protocol.plan import Held, Tensors
 
 State = dict[str, Tensors]
 """The state of an optimizer on the server: named sets of tensors in the server's space."""
@@ -33,7 +33,8 @@ class Step:
     """The number of clients that held each element."""
     state: State
     """The optimizer's state on the server."""
-    replies: Sequence[Reply]
+    extras: Tensors
+    """The sum of what clients sent with the model (`finish`), in the server's space; only what was sent."""
     population: int
     """The number of all clients, not only of this round's."""
 

@@ -1,13 +1,13 @@
 """The map between the server's tensors and one client's, used in both directions.
 
 A plan gives the position of each of a client's tensors on the server: the server's tensor, and the index along each
-axis. `pull` reads a download with it; `holders_mean` averages uploads with it, each element over the clients that held
+axis. `pull` reads a download with it; `HoldersMean` averages uploads with it, each element over the clients that held
 it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -83,6 +83,8 @@ class Reply:
     """What the method's `report` says about the client's training."""
     labels: tuple[int, ...] = ()
     """The classes that the client has, if the method's clients send them."""
+    norm: float = 0.0
+    """The sum of the 2-norms of `tensors`."""
 
     def change(self, name: str) -> Tensor:
         """Return what training changed of one tensor, in the client's space."""
@@ -103,58 +105,143 @@ def whole_plan(names: Iterable[str]) -> Plan:
     return {name: Piece(name) for name in names}
 
 
-def holders_mean(view: Tensors, replies: Sequence[Reply], weights: Sequence[float]) -> tuple[Tensors, Held]:
-    """Average the replies, each element over the clients that held it.
+class HoldersMean:
+    """The mean of replies, each element over the clients that held it; replies are added one by one.
 
-    The changes are averaged and added to the view, so that the view stays exactly as it is where no client held an
-    element or no client has changed it.
+    Changes are summed with the weights of their clients, divided by the sum of these weights at the end and added to
+    the view. So the view stays exactly as it is where no client held an element or no client has changed it. Sums have
+    the dtype of the view's tensors (integers: float64). Weights count relative to the first one: if all are equal, the
+    bits do not depend on their value.
     """
-    holders: dict[str, list[tuple[Reply, str, float]]] = {}
-    for reply, weight in zip(replies, weights, strict=True):
-        for name in reply.tensors:
-            holders.setdefault(reply.plan[name].source, []).append((reply, name, weight))
-    mean, held = dict(view), Held(dict.fromkeys(view, 0))
-    for source, holding in holders.items():
-        mean[source], held[source] = _mean_of(view[source], holding)
-    return mean, held
+
+    def __init__(
+        self,
+        view: Tensors,
+        weight: Callable[[Reply], float],
+        seen_as: Callable[[Reply], Reply] = lambda reply: reply,
+    ) -> None:
+        """Start with no reply. `seen_as` returns what is averaged of a reply."""
+        self.view, self._weight, self._seen_as = view, weight, seen_as
+        self._first_weight = 0.0
+        self._sums: dict[str, WeightedSum] = {}
+        self._scratch = torch.empty(0)
+
+    def add(self, reply: Reply) -> None:
+        """Add a reply. Nothing of it is kept."""
+        seen = self._seen_as(reply)
+        self.add_tensors(seen, seen.tensors, self.share(reply))
+
+    def share(self, reply: Reply) -> float:
+        """Return the weight of a reply, relative to the first one that is not 0."""
+        weight = self._weight(reply)
+        self._first_weight = self._first_weight or weight
+        return weight / (self._first_weight or 1.0)
+
+    def add_tensors(self, reply: Reply, names: Iterable[str], share: float) -> None:
+        """Add the changes of a reply's named tensors."""
+        for name in names:
+            total = self.sum_of(reply.plan[name].source)
+            total.add(reply.plan[name], self._change(reply, name, total.change), share)
+
+    def sum_of(self, source: str) -> WeightedSum:
+        """Return the sum of the changes of a tensor of the view."""
+        if source not in self._sums:
+            self._sums[source] = WeightedSum(self.view[source])
+        return self._sums[source]
+
+    def _change(self, reply: Reply, name: str, like: Tensor) -> Tensor:
+        """Return what training changed of a tensor, in memory that the next call uses again."""
+        new = reply.tensors[name]
+        if not new.dtype == like.dtype == reply.reference[name].dtype:
+            return reply.change(name).to(like.dtype)
+        if new.numel() > len(self._scratch) or new.dtype != self._scratch.dtype:
+            self._scratch = torch.empty(new.numel(), dtype=new.dtype)
+        return torch.sub(new, reply.reference[name], out=self._scratch[: new.numel()].view(new.shape))
+
+    def scale(self, factor: float) -> None:
+        """Multiply the weights of all replies so far."""
+        for total in self._sums.values():
+            total.scale(factor)
+
+    def result(self) -> tuple[Tensors, Held]:
+        """Return the mean, and the number of clients that held each element. Call it once, after the last reply."""
+        mean, held = dict(self.view), Held(dict.fromkeys(self.view, 0))
+        for source, total in self._sums.items():
+            mean[source], held[source] = total.mean(self.view[source])
+        return mean, held
 
 
-def _mean_of(server: Tensor, holding: list[tuple[Reply, str, float]]) -> tuple[Tensor, Tensor | int]:
-    exact = server if server.is_floating_point() else server.double()
-    total = sum(weight for _, _, weight in holding)
-    if all(reply.plan[name].whole for reply, name, _ in holding):
-        change, one = torch.zeros_like(exact), torch.empty_like(exact)
-        for reply, name, weight in holding:
-            torch.sub(reply.tensors[name], reply.reference[name], out=one)
-            change.add_(one, alpha=weight / total)
-        return _like(server, exact + change), len(holding)
-    # Along axes that all clients hold whole, the sums of weights are constant: one entry is enough.
-    pieces = [reply.plan[name] for reply, name, _ in holding]
-    sizes = [
-        size if any(axis < len(piece.index) and piece.index[axis] is not None for piece in pieces) else 1
-        for axis, size in enumerate(exact.shape)
-    ]
-    change, mass, count = torch.zeros_like(exact), exact.new_zeros(sizes), exact.new_zeros(sizes)
-    for piece, (reply, name, weight) in zip(pieces, holding, strict=True):
-        piece.add(change, reply.change(name).to(exact) * (weight / total))
-        piece.add(mass, weight / total)
-        piece.add(count, 1.0)
-    mean = exact + change / mass.where(count > 0, torch.ones_like(mass))
-    return _like(server, mean), count.expand_as(exact)
+class WeightedSum:
+    """The weighted sum of the changes of one server tensor, and the sum of the weights per element."""
+
+    def __init__(self, server: Tensor) -> None:
+        self.change = torch.zeros_like(server, dtype=None if server.is_floating_point() else torch.float64)
+        # Numbers as long as all clients hold the whole tensor.
+        self._weight: Tensor | float = 0.0
+        self._count: Tensor | int = 0
+
+    def add(self, piece: Piece, change: Tensor, weight: float) -> None:
+        """Add a client's change, which is overwritten if the client holds a part of the tensor."""
+        if piece.whole:
+            self.change.add_(change, alpha=weight)
+        else:
+            piece.add(self.change, change.mul_(weight))
+        self.count(piece, weight)
+
+    def count(self, piece: Piece, weight: float) -> None:
+        """Count a client that holds this piece."""
+        if piece.whole:
+            self._weight, self._count = self._weight + weight, self._count + 1
+            return
+        # Along axes that all clients hold whole, the sums of weights are constant: one entry is enough.
+        axes = range(self.change.dim())
+        now = self._weight.shape if isinstance(self._weight, Tensor) else [1 for _ in axes]
+        cut = [axis < len(piece.index) and piece.index[axis] is not None for axis in axes]
+        sizes = [self.change.shape[axis] if cut[axis] else now[axis] for axis in axes]
+        self._weight, self._count = (_expanded(of, sizes, self.change) for of in (self._weight, self._count))
+        piece.add(self._weight, weight)
+        piece.add(self._count, 1.0)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all weights so far."""
+        self.change.mul_(factor)
+        self._weight = self._weight * factor
+
+    def mean(self, server: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Return the server's tensor plus the mean change, and the number of holders of each element.
+
+        The sum's own memory holds the result. Elements whose holders have no weight keep their value.
+        """
+        weight = self._weight
+        divisor = weight.where(weight > 0, 1.0) if isinstance(weight, Tensor) else weight or 1.0
+        mean = self.change.div_(divisor).add_(server)
+        count = self._count.expand_as(server) if isinstance(self._count, Tensor) else self._count
+        # Integers (batch counters) are rounded.
+        return mean if server.is_floating_point() else mean.round_().to(server.dtype), count
 
 
-def _like(server: Tensor, mean: Tensor) -> Tensor:
-    """Convert a mean to the server's dtype; integers (batch counters) are rounded."""
-    return mean if server.is_floating_point() else mean.round().to(server.dtype)
+def _expanded(sums: Tensor | float, sizes: Sequence[int], like: Tensor) -> Tensor:
+    """Return sums of weights with at least one entry per position along the axes whose size is not 1."""
+    if not isinstance(sums, Tensor):
+        return like.new_full(sizes, sums)
+    return sums if list(sums.shape) == list(sizes) else sums.expand(sizes).clone()
 
 
-def holders_sum(like: Tensors, plans: Sequence[Plan], pieces: Sequence[Tensors]) -> Tensors:
-    """Return the sum of clients' tensors in the server's space."""
-    total = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-    for plan, tensors in zip(plans, pieces, strict=True):
+class HoldersSum:
+    """The sum of clients' tensors in the server's space."""
+
+    def __init__(self, like: Tensors) -> None:
+        self._like = like
+        self.total: Tensors = {}
+        """The sums of the tensors that at least one client has sent."""
+
+    def add(self, plan: Plan, tensors: Tensors) -> None:
+        """Add a client's tensors."""
         for name, tensor in tensors.items():
-            plan[name].add(total[plan[name].source], tensor)
-    return total
+            source = plan[name].source
+            if source not in self.total:
+                self.total[source] = torch.zeros_like(self._like[source])
+            plan[name].add(self.total[source], tensor)
 
 
 def slice_plan(view: Tensors, client: Tensors, blocks: Mapping[str, tuple[int, ...]] | None = None) -> Plan:

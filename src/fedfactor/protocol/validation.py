@@ -110,8 +110,6 @@ class SentJob:
     """The download as the client decodes it."""
     extras: Tensors
     """Tensors that the optimizer sent with the model."""
-    length: int
-    """Length of the message in bytes."""
 
 
 def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:
@@ -124,18 +122,17 @@ def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> t
         raise BadMessage("the upload has tensors that belong to neither the model nor the optimizer")
     try:
         reference = setup.uploaded(who.capacity, sent.reference)
-        expect(model, expected_up(setup.codec, trained, reference), "upload")
+        norms = expect(model, expected_up(setup.codec, trained, reference), "upload")
         expect(extras, setup.optimizer.expected(sent.extras), "optimizer's upload")
         tensors = decode_up(setup.codec, trained, model, reference)
         # Coded tensors may decode to very large numbers, so check them again; uncoded tensors are checked already.
         known = {name for name, tensor in tensors.items() if tensor is model.get(name)}
         coded, wanted = ({n: t for n, t in some.items() if n not in known} for some in (tensors, reference))
-        expect(coded, wanted, "decoded upload")
+        norms |= expect(coded, wanted, "decoded upload")
     except NotFinite as error:
         raise diverged(str(error)) from None
     figures = check_figures(report.get("figures", {}), setup.method.traits.reports)
     labels = check_labels(report.get("labels"), setup.network(who.capacity)) if setup.method.traits.sends_labels else ()
-    reply = Reply(
-        who.client, who.capacity, report["samples"], sent.plan, sent.reference, tensors, extras, figures, labels
-    )
+    norm, samples = sum(norms[name] for name in tensors), report["samples"]
+    reply = Reply(who.client, who.capacity, samples, sent.plan, sent.reference, tensors, extras, figures, labels, norm)
     return reply, report

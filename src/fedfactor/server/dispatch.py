@@ -1,9 +1,12 @@
-"""Sends jobs to clients through the engine, and collects their replies."""
+"""Sends jobs to clients through the engine, and brings their replies into order."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedfactor.profile import span
@@ -18,7 +21,9 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import HeldTensors, States
 from fedfactor.protocol.validation import SentJob, check_report, check_statistics, check_upload
 from fedfactor.rng import torch_rng
+from fedfactor.server.spool import Spool
 from fedfactor.server.state import Server
+from fedfactor.server.store import Store
 
 LONGEST_REASON = 300
 
@@ -37,14 +42,11 @@ class Failure:
 
 @dataclass
 class Answers:
-    """The replies of a round's clients to training jobs."""
+    """What is kept of the replies to a round's training jobs; their tensors are not."""
 
-    replies: list[Reply] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """The fields of each reply, in the same order."""
+    """The fields of each valid reply, in the order of the jobs."""
     failures: list[Failure] = field(default_factory=list)
-    states: dict[int, Bytes] = field(default_factory=dict)
-    """New states of the clients whose replies were accepted."""
     bytes_down: int = 0
     bytes_up: int = 0
     busy: float = 0.0
@@ -63,6 +65,82 @@ class Gathered:
     """Bytes in both directions."""
     bad: int = 0
     """Number of invalid replies."""
+
+
+Outcome = tuple[Reply, dict[str, Any]] | Failure
+"""A valid reply with the fields of its message, or why there is none."""
+KEPT_BYTES = 256 << 20
+"""Bytes of memory for what jobs are validated against, and again for replies that wait for their turn."""
+
+
+class SentJobs:
+    """What the replies of a round are validated against. What does not fit in memory is computed again when needed.
+
+    Many downloads are views of the server's tensors: these are counted, although they need no memory of their own.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """The length of all messages so far."""
+        self._room = KEPT_BYTES
+        self._kept: dict[int, SentJob] = {}
+        self._again: dict[int, Callable[[], tuple[SentJob, Tensors]]] = {}
+
+    def put(self, job: SentJob, length: int, again: Callable[[], tuple[SentJob, Tensors]]) -> None:
+        """Add a job whose message has this length; `again` prepares it once more."""
+        self.bytes += length
+        self._again[job.who.client] = again
+        if _bytes(job.reference, job.extras) <= self._room:
+            self._kept[job.who.client] = job
+            self._room -= _bytes(job.reference, job.extras)
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._again
+
+    def get(self, client: int) -> SentJob:
+        """Return the job of a client."""
+        return self._kept[client] if client in self._kept else self._again[client]()[0]
+
+    def drop(self, client: int) -> None:
+        """Forget the job of a client."""
+        del self._again[client]
+        if client in self._kept:
+            job = self._kept.pop(client)
+            self._room += _bytes(job.reference, job.extras)
+
+
+class Turns:
+    """Brings outcomes into the order of the jobs. Replies that come early wait, in memory or beyond a limit on disk."""
+
+    def __init__(self, order: Iterable[int], directory: Path | None, again: Callable[[int, Bytes], Outcome]) -> None:
+        """Take the clients in order. `again` decodes a reply that was on disk."""
+        self._order, self._again = deque(order), again
+        self._waiting: dict[int, Outcome | None] = {}
+        self._room = KEPT_BYTES
+        self._spool = Spool(directory)
+
+    def put(self, client: int, outcome: Outcome, data: Bytes) -> Iterator[Outcome]:
+        """Add an outcome, with the bytes of the reply; yield the outcomes whose turn it is now."""
+        fits = client == self._order[0] or _size(outcome) <= self._room
+        if not fits:
+            self._spool.put(client, data)
+        self._waiting[client] = outcome if fits else None
+        self._room -= _size(self._waiting[client])
+        del outcome  # the waiting ones alone hold it
+        while self._order and self._order[0] in self._waiting:
+            first = self._order.popleft()
+            found = self._waiting.pop(first)
+            self._room += _size(found)
+            yield self._again(first, self._spool.take(first)) if found is None else found
+
+
+def _size(outcome: Outcome | None) -> int:
+    """Return the bytes of memory of a valid reply."""
+    return _bytes(outcome[0].tensors, outcome[0].extras) if isinstance(outcome, tuple) else 0
+
+
+def _bytes(*groups: Tensors) -> int:
+    return sum(tensor.nbytes for tensors in groups for tensor in tensors.values())
 
 
 class Diverged(RuntimeError):
@@ -108,13 +186,14 @@ class Dispatch:
         view: Tensors,
         clients: Iterable[Participant],
         store: States,
-        sent: dict[int, SentJob] | None = None,
+        sent: SentJobs | None = None,
     ) -> Iterator[Job]:
         """Yield each client's job when the engine asks for it; record in `sent` what its reply is validated against."""
         setup, training, round = self._setup.at(server.round), self._setup.training, server.round
         held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
-        for who in clients:
+
+        def prepared(who: Participant) -> tuple[SentJob, Tensors]:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
             rng = torch_rng(training.seed, "plan", round, who.client) if kind == "train" else None
             with span("server algebra"):
@@ -122,15 +201,20 @@ class Dispatch:
                 down = setup.method.download(view, who, plan, held, network)
             coded = code_down(setup.codec, trained, down)
             extras = pull(broadcast, {name: piece for name, piece in plan.items() if piece.source in broadcast})
+            reference = {} if sent is None else decode_down(setup.codec, trained, coded)
+            return SentJob(who, plan, reference, extras), coded
+
+        for who in clients:
+            job, coded = prepared(who)
             fields: dict[str, Any] = {"client": who.client, "round": round, "capacity": who.capacity}
             fields["lr"] = training.rate(round, self._rounds.rounds)
             fields["test"] = kind == "train" and self._rounds.due(round + 1)
             if kind == "train" and self._places_change:
-                fields["places"] = Places({name: plan[name] for name in sorted(trained & plan.keys())}).written()
-            message = encode(Message(kind, fields, prefixed("model", coded) | prefixed("extra", extras)))
+                trained = sorted(setup.trained(who.capacity) & job.plan.keys())
+                fields["places"] = Places({name: job.plan[name] for name in trained}).written()
+            message = encode(Message(kind, fields, prefixed("model", coded) | prefixed("extra", job.extras)))
             if sent is not None:
-                reference = decode_down(setup.codec, trained, coded)
-                sent[who.client] = SentJob(who, plan, reference, extras, len(message))
+                sent.put(job, len(message), partial(prepared, who))
             yield Job(who.client, message, store.read("client", who.client))
 
     def train(
@@ -138,43 +222,53 @@ class Dispatch:
         server: Server,
         view: Tensors,
         cohort: Sequence[Participant],
-        store: States,
+        store: Store,
         work: Callable[[Participant], float],
         on_event: Callable[[dict[str, Any]], None],
+        fold: Callable[[Reply], None],
     ) -> Answers:
-        """Train the cohort. Replies are returned in the order of the cohort, not in the order of their arrival.
+        """Train the cohort; call `fold` with each valid reply, in the order of the jobs and not of their arrival.
 
-        `work` estimates the duration of a client's job. The longest jobs start first, so that none of them starts last.
+        `work` estimates the duration of a client's job. The longest jobs start first, so that none of them starts last;
+        equal ones start in the order of the cohort. The clients' new states are staged in the store as they come.
         """
-        sent: dict[int, SentJob] = {}
-        outcomes: dict[int, tuple[Reply, dict[str, Any]] | Failure] = {}
-        answers, t = Answers(), server.round
-        jobs = self.jobs("train", server, view, sorted(cohort, key=lambda who: -work(who)), store, sent)
-        for done in self._engine.run(self._setup, jobs):
+        order = sorted(cohort, key=lambda who: -work(who))
+        sent, answers, failures, t = SentJobs(), Answers(), dict[int, Failure](), server.round
+        silent = {who.client: None for who in order}
+        turns = Turns(silent, store.scratch, lambda client, data: self._accept(Done(client, data), sent.get(client), t))
+
+        def settle(client: int, outcome: Outcome, data: Bytes | None) -> None:
+            del silent[client]
+            for settled in turns.put(client, outcome, data or b""):
+                if isinstance(settled, Failure):
+                    failures[settled.client] = settled
+                    continue
+                fold(settled[0])
+                answers.reports.append(settled[1])
+                sent.drop(settled[0].client)
+
+        for done in self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent)):
             if done.late:
                 answers.late += 1
                 continue
-            if done.client not in sent or done.client in outcomes:
+            if done.client not in silent or done.client not in sent:
                 answers.failures.append(Failure(done.client, "was not asked in this round, or answered twice"))
                 continue
             answers.bytes_up += len(done.reply or b"")
             answers.busy = max(answers.busy, done.seconds)
-            outcome = outcomes[done.client] = self._accept(done, sent[done.client], t)
+            outcome = self._accept(done, sent.get(done.client), t)
             if not isinstance(outcome, Failure) and done.state is not None:
-                answers.states[done.client] = done.state
+                store.stage(t + 1, "client", done.client, done.state)
             failed = outcome.reason if isinstance(outcome, Failure) else None
             on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": len(cohort)})
-        answers.bytes_down = sum(one.length for one in sent.values())
-        for who in cohort:
-            outcome = outcomes.get(who.client, Failure(who.client, "did not answer"))
-            if isinstance(outcome, Failure):
-                answers.failures.append(outcome)
-            else:
-                answers.replies.append(outcome[0])
-                answers.reports.append(outcome[1])
+            settle(done.client, outcome, done.reply)
+        for client in list(silent):
+            settle(client, Failure(client, "did not answer"), None)
+        answers.bytes_down = sent.bytes
+        answers.failures += [failures[who.client] for who in cohort if who.client in failures]
         return answers
 
-    def _accept(self, done: Done, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]] | Failure:
+    def _accept(self, done: Done, sent: SentJob, round: int) -> Outcome:
         """Decode and validate one reply. An invalid reply becomes a Failure of this client; the round goes on."""
         if done.reply is None:
             return Failure(done.client, done.failure)

@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedfactor.client.descent import state_tensors
-from fedfactor.nn import dense_names
 from fedfactor.nn.frozen import released
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
@@ -23,12 +21,12 @@ from fedfactor.protocol.engine import Engine
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
-from fedfactor.protocol.optimizer import State, Step
-from fedfactor.protocol.plan import Reply, Tensors
+from fedfactor.protocol.optimizer import State
+from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
-from fedfactor.protocol.states import States, pack
+from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
 from fedfactor.server.calibrate import Calibration
@@ -36,10 +34,11 @@ from fedfactor.server.clock import Clock, Timeline
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
 from fedfactor.server.dispatch import Dispatch, Diverged, Failure
+from fedfactor.server.fold import RoundFold
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.state import Server
-from fedfactor.server.store import Changes, Journal, MemoryStore, Overlay, Store
+from fedfactor.server.store import Journal, MemoryStore, Store
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
 
@@ -136,7 +135,7 @@ class Federation:
         begun["metric"] = asdict(setup.task.decider)
         begun |= self.clock.described(self.capacities) if self.clock else {}
         self._note(begun | self._compared_with_given(setup, networks(1.0)))
-        self._commit(server, {})
+        self._commit(server)
         return server
 
     def _compared_with_given(self, setup: Setup, initial: nn.Module) -> dict[str, Any]:
@@ -231,20 +230,22 @@ class Federation:
         networks = {who.capacity: setup.network(who.capacity) for who in cohort}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
-        answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event)
-        replies = answers.replies
+        self.store.discard()  # what a round that failed has left
+        fold = RoundFold(setup, server, view, self.store)
+        answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, fold.add)
+        reports = answers.reports
         answers.failures += timeline.failures if timeline else []
-        self._check_quorum(t, wanted, len(replies), answers.failures)
-        tensors, optimizer = self._step(server, view, replies)
-        self._check_finite(t, tensors, optimizer, replies)
-        macs = sum(self.costs.macs(r.capacity, t) * self.costs.examples(r.capacity, r.samples, t) for r in replies)
+        self._check_quorum(t, wanted, len(reports), answers.failures)
+        tensors, optimizer = fold.step(self.population)
+        self._check_finite(t, tensors, optimizer, fold.largest)
+        examples = [self.costs.examples(report["capacity"], report["samples"], t) for report in reports]
+        macs = sum(self.costs.macs(r["capacity"], t) * count for r, count in zip(reports, examples, strict=True))
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
         counts: dict[str, Any] = {**cost, "macs": None if math.isnan(macs) else round(macs)}
         counts |= {"failures": len(answers.failures), **(timeline.counts if timeline else {})}
         before = server.totals
         totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
-        untrained = _untrained(setup, server, replies)
-        new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=untrained))
+        new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=fold.untrained))
         moved = answers.bytes_down + answers.bytes_up
         event = {
             "event": "round",
@@ -252,7 +253,7 @@ class Federation:
             "cohort": [who.client for who in asked],
             "capacities": [who.capacity for who in asked],
             "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
-            "loss": sum(report["loss"] for report in answers.reports) / len(replies),
+            "loss": sum(report["loss"] for report in reports) / len(reports),
             **cost,
             "macs": counts["macs"],
             "totals": totals,
@@ -264,19 +265,15 @@ class Federation:
         if answers.late:
             event["late"] = answers.late
         if isinstance(setup.method, Diagnostics):
-            due = self.rounds.due(t + 1)
-            seen = ObservedRound(t + 1, server.tensors, tensors, view, replies, setup.network, lambda: self.first, due)
-            with span("server algebra"):
-                observed = setup.method.observe(seen)
+            observed = self._observed(setup.method, server, tensors, view, fold)
             event |= {"observed": observed} if observed else {}
-        held = {client: pack(kept) for client, kept in setup.method.remember(replies).items()}
-        changes = {"client": answers.states, "server": held}
+        del fold, view
         if self.rounds.due(t + 1):
-            new, figures = self._measured(new, answers.reports, Overlay(self.store, changes))
+            new, figures = self._measured(new, reports, self.store.staged())
             event |= figures
         event["seconds"] = time.perf_counter() - start
         self._note(event)
-        self._commit(new, changes)
+        self._commit(new)
         return new
 
     def _timed(self, asked: list[Participant], wanted: int) -> Timeline:
@@ -287,6 +284,25 @@ class Federation:
             raise QuorumLost(f"round {t + 1}: {timeline.too_late()}{self._saved(t)}")
         self._check_quorum(t, wanted, len(timeline.of("used")), timeline.failures, "can answer in time")
         return timeline
+
+    @timed("server algebra")
+    def _observed(
+        self, method: Diagnostics, server: Server, after: Tensors, view: Tensors, fold: RoundFold
+    ) -> dict[str, Any]:
+        """Return the method's figures of a round."""
+        seen = ObservedRound(
+            server.round + 1,
+            server.tensors,
+            after,
+            view,
+            fold.method_fold,
+            fold.figures,
+            fold.replies(),
+            self.setup.at(server.round).network,
+            lambda: self.first,
+            self.rounds.due(server.round + 1),
+        )
+        return method.observe(seen)
 
     def _work(self, who: Participant) -> float:
         """Estimate the duration of a client's training job."""
@@ -334,31 +350,12 @@ class Federation:
         return replace(server, tensors=tensors, optimizer=self._first_state(now, tensors))
 
     @timed("server algebra")
-    def _step(self, server: Server, view: Tensors, replies: list[Reply]) -> tuple[Tensors, State]:
-        """Aggregate in the server's space: weights take the optimizer's step, buffers take the mean."""
-        setup = self.setup.at(server.round)
-        counted = [replace(r, samples=1) for r in replies] if setup.optimizer.uniform else replies
-        mean, held = setup.method.aggregate(server.tensors, view, counted, setup.network)
-        names = setup.method.weight_names(setup.network, server.tensors)
-        step = Step(
-            {name: server.tensors[name] for name in names},
-            {name: mean[name] for name in names},
-            {name: held[name] for name in names},
-            server.optimizer,
-            replies,
-            self.population,
-        )
-        stepped, state = setup.optimizer.step(step)
-        return {name: stepped.get(name, mean[name]) for name in server.tensors}, state
-
-    @timed("server algebra")
-    def _check_finite(self, round: int, tensors: Tensors, optimizer: State, replies: list[Reply]) -> None:
+    def _check_finite(self, round: int, tensors: Tensors, optimizer: State, largest: int) -> None:
         for name, tensor in [*tensors.items(), *(pair for kind in optimizer.values() for pair in kind.items())]:
             if not finite(tensor):
-                largest = max(replies, key=lambda r: sum(float(t.double().norm()) for t in r.tensors.values()))
                 raise Diverged(
                     f"round {round + 1}: training diverged: the server's {name!r} is no longer finite, and client "
-                    f"{largest.client} sent the largest numbers{self._saved(round)}. Try a "
+                    f"{largest} sent the largest numbers{self._saved(round)}. Try a "
                     "smaller learning rate (lr), or gradient clipping (max_grad_norm)"
                 )
 
@@ -393,10 +390,10 @@ class Federation:
         self.on_event(event)
 
     @timed("committing")
-    def _commit(self, server: Server, changes: Changes) -> None:
+    def _commit(self, server: Server) -> None:
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
         info["settings"] = self.settings()
-        self.store.commit(server.round, changes, server.to_bytes(), info)
+        self.store.commit(server.round, server.to_bytes(), info)
         self.on_event({"event": "committed", "round": server.round})
 
     # Models.
@@ -416,24 +413,6 @@ class Federation:
         """Return a client's own model as a plain module."""
         who = self.dispatch.participant(client, server.round)
         return released(deploy_personal(self.setup, server, who, self.store, self.calibration(server)))
-
-
-def _untrained(setup: Setup, server: Server, replies: list[Reply]) -> Tensors:
-    """Return the masks of the rows of weights that no client has held, up to the present round."""
-    masks = {name: mask.clone() for name, mask in server.untrained.items()}
-    if server.round == 0 and setup.method.traits.adapts:
-        names = setup.method.weight_names(setup.network, server.tensors)
-        weights = {name: server.tensors[name] for name in names if server.tensors[name].dim()}
-        masks = {name: torch.ones(len(weight), dtype=torch.bool) for name, weight in weights.items()}
-    for reply in replies if masks else ():
-        # Of a weight that is sent as U V, the rows of U are its output channels.
-        dense = {f"{layer}.u": name for layer, name in dense_names(setup.network(reply.capacity)).items()}
-        for piece in reply.plan.values():
-            name = dense[piece.source] if dense.get(piece.source) in masks else piece.source
-            if name in masks:
-                rows = piece.index[0] if piece.index else None
-                masks[name][rows if isinstance(rows, Tensor) else slice(rows)] = False
-    return {name: mask for name, mask in masks.items() if mask.any()}
 
 
 def _some(clients: list[int]) -> str:

@@ -7,22 +7,20 @@ checkpoint records its own SHA-256. A file is verified whenever it is read: clie
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import Collection, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.states import States
 from fedfactor.support.files import sync, write_file, write_text
-
-Changes = Mapping[str, Mapping[int, Bytes]]
-"""New states, by section and client."""
 
 
 class Damaged(ValueError):
@@ -35,8 +33,25 @@ class Damaged(ValueError):
 class Store(States, Protocol):
     """Client states by section and client, and the server's last commit."""
 
-    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Commit a round atomically: the changed client states, the server's bytes and its info."""
+    @property
+    def scratch(self) -> Path | None:
+        """Directory for temporary files; `None`: the system's."""
+        ...
+
+    def stage(self, version: int, section: str, client: int, state: Bytes) -> None:
+        """Write a state of a round that is under way. It counts when this version is committed, and not before."""
+        ...
+
+    def discard(self) -> None:
+        """Remove staged states: their round is not committed, or starts again."""
+        ...
+
+    def staged(self) -> States:
+        """Return a view of the store as if the staged states were committed."""
+        ...
+
+    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
+        """Commit a round atomically: the staged client states, the server's bytes and its info."""
         ...
 
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
@@ -44,32 +59,14 @@ class Store(States, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Overlay:
-    """A read-only view of a store as if some changes were committed."""
-
-    store: States
-    changes: Changes
-
-    def read(self, section: str, client: int) -> bytes | None:
-        """Return the new state of a client, or its old one."""
-        new = self.changes.get(section, {}).get(client)
-        return self.store.read(section, client) if new is None else bytes(new)
-
-    def holds(self, section: str, client: int) -> bool:
-        """Return whether a client has a new or an old state."""
-        return client in self.changes.get(section, {}) or self.store.holds(section, client)
-
-    def clients(self, section: str) -> list[int]:
-        """Return all clients with a state."""
-        return sorted({*self.changes.get(section, {}), *self.store.clients(section)})
-
-
 class MemoryStore:
     """A store in memory, for runs without a directory."""
 
+    scratch: Path | None = None
+
     def __init__(self) -> None:
         self._states: dict[str, dict[int, bytes]] = {}
+        self._staged: dict[str, dict[int, bytes]] = {}
         self._last: tuple[bytes, dict[str, Any]] | None = None
 
     def read(self, section: str, client: int) -> bytes | None:
@@ -84,12 +81,28 @@ class MemoryStore:
         """Return all clients with a state."""
         return sorted(self._states.get(section, {}))
 
-    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Store the changes of a round."""
-        for section, mine in states.items():
-            kept = {client: bytes(state) for client, state in mine.items()}  # copies that cannot change
-            self._states.setdefault(section, {}).update(kept)
-        self._last = bytes(server), info
+    def stage(self, version: int, section: str, client: int, state: Bytes) -> None:
+        """Keep a copy of a state, which cannot change."""
+        self._staged.setdefault(section, {})[client] = bytes(state)
+
+    def discard(self) -> None:
+        """Remove staged states."""
+        self._staged = {}
+
+    def staged(self) -> States:
+        """Return a view of the store as if the staged states were committed."""
+        view = MemoryStore()
+        view._states = {
+            section: self._states.get(section, {}) | self._staged.get(section, {})
+            for section in self._states.keys() | self._staged.keys()
+        }
+        return view
+
+    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
+        """Add the staged states of a round."""
+        for section, mine in self._staged.items():
+            self._states.setdefault(section, {}).update(mine)
+        self._staged, self._last = {}, (bytes(server), info)
 
     def last(self) -> tuple[bytes, dict[str, Any]] | None:
         """Return the last commit."""
@@ -103,74 +116,103 @@ class DiskStore:
     """
 
     def __init__(self, directory: Path, keep: Collection[int] = (), *, writing: bool = True) -> None:
-        self.directory = directory
+        self.directory = self.scratch = directory
         self.keep = keep
         if writing:
             directory.mkdir(parents=True, exist_ok=True)
         last = self.last()
         info = last[1] if last else {"version": -1, "states": 0}
-        self._names: dict[tuple[str, int], str] = {}
-        found = [(match, path) for path in directory.glob("*/*/*.*") if (match := STATE.fullmatch(path.name))]
-        for match, path in sorted(found, key=lambda file: int(file[0]["version"])):
-            key = path.parent.parent.name, int(match["client"])
-            stale: Path | None = path  # from a round that was never committed
-            if int(match["version"]) <= info["version"]:
-                stale = self._path(*key, self._names[key]) if key in self._names else None  # replaced by this version
-                self._names[key] = path.name
-            if writing and stale is not None:
-                stale.unlink()
-        if len(self._names) != info["states"]:
+        self._index: dict[str, MutableMapping[int, bytes]] = {}
+        self._staged: dict[str, dict[int, bytes]] = {}
+        stale: list[tuple[str, int, bytes]] = []
+        for section, client, entry in _states_in(directory):
+            mine = self._index.setdefault(section, {})
+            if _version(entry) > info["version"]:  # from a round that was never committed
+                stale.append((section, client, entry))
+                continue
+            old = mine.get(client, entry)
+            mine[client] = max(old, entry)
+            if old != entry:  # replaced by a later version
+                stale.append((section, client, min(old, entry)))
+        for section, client, entry in stale if writing else ():
+            self._path(section, client, entry).unlink()
+        count = sum(map(len, self._index.values()))
+        if count != info["states"]:
             raise FileNotFoundError(
-                f"{directory} has {len(self._names)} of the {info['states']} client states that round "
+                f"{directory} has {count} of the {info['states']} client states that round "
                 f"{info['version']} committed: restore the missing files from a backup"
             )
         if writing and info["version"] in keep:  # the process was killed between commit and copy
             self._keep(info["version"])
 
-    def _path(self, section: str, client: int, name: str) -> Path:
+    def _path(self, section: str, client: int, entry: bytes) -> Path:
+        name = f"{client}.{_version(entry)}.{entry[VERSION_BYTES:].hex()}"
         return self.directory / section / f"{client % 256:02x}" / name
 
     def read(self, section: str, client: int) -> bytes | None:
         """Return the committed state of a client, or `None`. Raise Damaged if it is not what was committed."""
-        name = self._names.get((section, client))
-        if name is None:
+        entry = self._index.get(section, {}).get(client)
+        if entry is None:
             return None
-        path = self._path(section, client, name)
+        path = self._path(section, client, entry)
         state = path.read_bytes()
-        if _sha256(state) != name.rpartition(".")[2]:
+        if hashlib.sha256(state).digest() != entry[VERSION_BYTES:]:
             raise Damaged(path, "its SHA-256 is not the one in its name")
         return state
 
     def holds(self, section: str, client: int) -> bool:
         """Return whether a client has a committed state."""
-        return (section, client) in self._names
+        return client in self._index.get(section, {})
 
     def clients(self, section: str) -> list[int]:
         """Return all clients with a committed state."""
-        return sorted(client for name, client in self._names if name == section)
+        return sorted(self._index.get(section, {}))
 
-    def commit(self, version: int, states: Changes, server: Bytes, info: dict[str, Any]) -> None:
-        """Write the new files, then the pointer that makes them valid; then remove the old files."""
-        new = {}
-        for section, mine in states.items():
-            for client, data in mine.items():
-                new[section, client] = name = f"{client}.{version}.{_sha256(data)}"
-                path = self._path(section, client, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_file(path, data)
+    def stage(self, version: int, section: str, client: int, state: Bytes) -> None:
+        """Write a file that counts when this version is committed; if it never is, opening the store removes it."""
+        entry = version.to_bytes(VERSION_BYTES) + hashlib.sha256(state).digest()
+        path = self._path(section, client, entry)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, state)
+        self._staged.setdefault(section, {})[client] = entry
+
+    def discard(self) -> None:
+        """Remove the files of staged states."""
+        for section, mine in self._staged.items():
+            for client, entry in mine.items():
+                if entry != self._index.get(section, {}).get(client):
+                    self._path(section, client, entry).unlink(missing_ok=True)
+        self._staged = {}
+
+    def staged(self) -> States:
+        """Return a view of the store as if the staged states were committed."""
+        view = copy.copy(self)
+        view._index = dict(self._index)
+        for section, mine in self._staged.items():
+            view._index[section] = ChainMap(mine, self._index.get(section, {}))
+        return view
+
+    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
+        """Write the checkpoint, then the pointer that makes it and the staged states valid; then remove old files."""
         folder = self.directory / f"round-{version}"
         folder.mkdir(exist_ok=True)
         write_file(folder / "server.safetensors", server)
-        info = {**info, "version": version, "states": len(self._names | new), "server_sha256": _sha256(server)}
+        known = {section: self._index.get(section, {}) for section in self._index.keys() | self._staged.keys()}
+        new = sum(len(mine.keys() - known[section].keys()) for section, mine in self._staged.items())
+        states = sum(map(len, known.values())) + new
+        info = {**info, "version": version, "states": states, "server_sha256": _sha256(server)}
         write_file(folder / "info.json", json.dumps({**info, "info_sha256": _info_sha256(info)}).encode())
         pointer = self.directory / "current.new"
         write_file(pointer, folder.name.encode())
         pointer.replace(self.directory / "current")
         sync(self.directory)  # before the old files are removed
-        for key, name in new.items():
-            if self._names.get(key, name) != name:
-                self._path(*key, self._names[key]).unlink(missing_ok=True)
-        self._names |= new
+        for section, mine in self._staged.items():
+            for client, entry in mine.items():
+                old = self._index.setdefault(section, {}).get(client, entry)
+                self._index[section][client] = entry
+                if old != entry:
+                    self._path(section, client, old).unlink(missing_ok=True)
+        self._staged = {}
         for other in self.directory.glob("round-*"):
             if other != folder:
                 shutil.rmtree(other)
@@ -185,11 +227,12 @@ class DiskStore:
         unfinished = aside.with_suffix(".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         shutil.copytree(self.directory / f"round-{version}", unfinished / f"round-{version}", copy_function=_link)
-        for key, name in self._names.items():
-            path = self._path(*key, name)
-            target = unfinished / path.relative_to(self.directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link(path, target)
+        for section, mine in self._index.items():
+            for client, entry in mine.items():
+                path = self._path(section, client, entry)
+                target = unfinished / path.relative_to(self.directory)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _link(path, target)
         write_text(unfinished / "current", f"round-{version}")
         unfinished.rename(aside)
 
@@ -198,8 +241,30 @@ class DiskStore:
         return read_checkpoint(self.directory)
 
 
-STATE = re.compile(r"(?P<client>\d+)\.(?P<version>\d+)\.[0-9a-f]{64}")
-"""The name of a client state."""
+STATE = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]{64})")
+"""The name of a client state: client, version and SHA-256."""
+VERSION_BYTES = 4
+"""Length of the version at the start of an entry of the index; the SHA-256 follows. Later versions are greater."""
+
+
+def _version(entry: bytes) -> int:
+    return int.from_bytes(entry[:VERSION_BYTES])
+
+
+def _states_in(directory: Path) -> Iterator[tuple[str, int, bytes]]:
+    """Yield section, client and index entry of each state file; other files are ignored."""
+    for section in _folders(directory):
+        for folder in _folders(section):
+            with os.scandir(folder) as files:
+                for file in files:
+                    if match := STATE.fullmatch(file.name):
+                        client, version, sha256 = match.groups()
+                        entry = int(version).to_bytes(VERSION_BYTES) + bytes.fromhex(sha256)
+                        yield section.name, int(client), entry
+
+
+def _folders(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.is_dir()] if directory.exists() else []
 
 
 def last_version(directory: Path) -> int:

@@ -49,6 +49,20 @@ def test_states_of_optimizers_and_codecs_stay_on_the_nodes_too(tmp_path: Path) -
     assert outcome(Deployment(tmp_path, chosen).serve()) == outcome(run_inline(chosen))
 
 
+def test_answers_are_pulled_while_jobs_are_sent_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So neither the SuperLink nor the server holds the answers of a whole cohort."""
+    deployed, waiting = Deployment(tmp_path, recipe("fedavg", train={"rounds": 1}), poll=1e-6), list[int]()
+    push = deployed.grid.push_messages
+
+    def counted(messages: Iterable[Message]) -> list[str]:
+        waiting.append(len(deployed.grid._replies))
+        return push(messages)
+
+    monkeypatch.setattr(deployed.grid, "push_messages", counted)
+    deployed.serve()
+    assert waiting[-4:] == [0] * 4
+
+
 def test_a_message_is_one_array_and_the_counted_bytes(tmp_path: Path) -> None:
     deployed = Deployment(tmp_path, recipe("pfedpara"))
     totals = deployed.serve().summary["totals"]
@@ -294,7 +308,8 @@ def test_a_hostile_node_is_rejected_and_counted_and_the_model_is_unharmed(
     how: str, without: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tamper, reason = HOSTILE[how]
-    deployed = Deployment(tmp_path, recipe("pfedpara", train={"rounds": 2}), deadline=0.2)
+    # Nobody is asked while jobs are sent: here a reply is due from when it is first asked for.
+    deployed = Deployment(tmp_path, recipe("pfedpara", train={"rounds": 2}), deadline=0.2, poll=10.0)
     liar = FIRST_ID + 3
     if how == "late":
         deployed.grid.delay[liar] = 0.25

@@ -10,7 +10,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,9 @@ def instruction(content: RecordDict, node: int, kind: str, ttl: float) -> Messag
     Flower's message id is a hash of the message, and anyone who knows the id could answer in the node's place. A random
     field makes the id impossible to guess.
     """
-    content.config_records["fields"]["once"] = secrets.token_hex(16)
+    fields = content["fields"]
+    assert isinstance(fields, ConfigRecord)
+    fields["once"] = secrets.token_hex(16)  # `content.config_records` would keep the content in memory: it has a cycle
     return Message(content, node, kind, ttl=ttl)
 
 
@@ -141,16 +143,14 @@ class Inbox:
     def __init__(self) -> None:
         self._under_way: dict[str, _Pull] = {}
 
-    def pull(self, grid: Grid, numbers: Iterable[str]) -> list[NodeAnswer]:
-        """Return the answers to these messages that have arrived; a slow pull continues in the background."""
-        found = []
+    def pull(self, grid: Grid, numbers: Iterable[str]) -> Iterator[NodeAnswer]:
+        """Yield answers to these messages as they are pulled, one by one; a slow pull continues in the background."""
         for number in numbers:
             pulling = self._under_way.pop(number, None) or _Pull(grid, number)
             if pulling.is_done():
-                found += pulling.answers()
+                yield from pulling.answers()
             else:
                 self._under_way[number] = pulling
-        return found
 
 
 PATIENCE = 2.0

@@ -64,6 +64,7 @@ class FlowerEngine:
         """Yield one result per job as answers arrive, and one `late` result per answer to a job of an earlier round."""
         self.roster.gather(self.grid, math.ceil(self.quorum * self.roster.population), self.wait)
         waiting: dict[str, Sent] = {}
+        looked = time.monotonic()
         for job in jobs:
             try:
                 number, sent = self._send(job)
@@ -71,20 +72,16 @@ class FlowerEngine:
                 yield Done(job.client, None, failure=str(error))
             else:
                 waiting[number] = sent
+            if time.monotonic() - looked >= self.poll:  # sending to many clients takes long, and answers pile up
+                yield from self._answers(waiting)
+                looked = time.monotonic()
         end, pause = time.monotonic() + self.deadline, SHORTEST_PAUSE
         while waiting:
-            looked = time.monotonic()
-            answers = self._inbox.pull(self.grid, [*waiting, *self._late])
-            for answer in answers:
-                if answer.to in waiting:
-                    yield self._done(waiting.pop(answer.to), answer)
-                elif answer.to in self._late:
-                    sent = self._late.pop(answer.to)
-                    if answer.content is not None:
-                        yield Done(sent.client, None, late=True)
+            looked, count = time.monotonic(), len(waiting) + len(self._late)
+            yield from self._answers(waiting)
             if waiting and time.monotonic() >= end:
                 break
-            pause = SHORTEST_PAUSE if answers else min(2 * pause, self.poll)
+            pause = SHORTEST_PAUSE if len(waiting) + len(self._late) < count else min(2 * pause, self.poll)
             if waiting:
                 # With many clients, pause at least as long as the pulls took: the SuperLink also serves the nodes.
                 now = time.monotonic()
@@ -94,6 +91,16 @@ class FlowerEngine:
         self._late = {number: sent for number, sent in self._late.items() if now - sent.at < self._life}
         for sent in waiting.values():
             yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
+
+    def _answers(self, waiting: dict[str, Sent]) -> Iterator[Done]:
+        """Yield the results that have arrived. An answer is pulled when the one before it has been used."""
+        for answer in self._inbox.pull(self.grid, [*waiting, *self._late]):
+            if answer.to in waiting:
+                yield self._done(waiting.pop(answer.to), answer)
+            elif answer.to in self._late:
+                sent = self._late.pop(answer.to)
+                if answer.content is not None:
+                    yield Done(sent.client, None, late=True)
 
     @property
     def _life(self) -> float:

@@ -128,8 +128,10 @@ class ClientNode:
         write_atomically(directory / "task.json", json.dumps(facts_with_base(facts, setup)))
         write_atomically(directory / "recipe.toml", recipe.to_toml())
         info = {"round": round, "totals": {}, "events": 0, "settings": {}}
-        states = {"client": {client: state}} if state else {}
-        DiskStore(directory / "checkpoint").commit(round, states, server.to_bytes(), info)
+        store = DiskStore(directory / "checkpoint")
+        if state:
+            store.stage(round, "client", client, state)
+        store.commit(round, server.to_bytes(), info)
         return encode(protocol.Message("stored", fields))
 
     def is_client(self, number: object) -> bool:
