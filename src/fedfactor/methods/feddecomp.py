@@ -99,8 +99,8 @@ class FedDecomp(Method, Diagnostics):
 
     def scheme(self) -> Additive:
         """Return the scheme sigma + B A (Eq. 2 to 4)."""
-        code, rank = self.code_rank, self.rank or None
-        return Additive(self.linear, self.conv, code, code, scaled=self.code_scale, rank=rank)
+        code = {"plain_view": self.code_rank, "rank_from_outputs": self.code_rank, "scaled": self.code_scale}
+        return Additive(linear=self.linear, conv=self.conv, rank=self.rank or None, **code)
 
     def network(self, build: Build, capacity: float) -> nn.Module:
         """Return the task's model as sigma, with B A added to its layers."""
