@@ -85,9 +85,12 @@ def test_what_is_no_map_style_dataset_is_refused() -> None:
         def __iter__(self) -> Any:
             return iter(())
 
-    for wrong, name in ((Stream(), "Stream"), ((X, Y), "tuple"), (iter([1]), "list_iterator"), ("word", "str")):
+    for wrong, name in ((Stream(), "Stream"), (iter([1]), "list_iterator"), ("word", "str")):
         with pytest.raises(ValueError, match=f"dataset 1 is a {name}; .* map-style dataset"):
             Records([TensorDataset(X, Y), wrong])  # type: ignore[list-item]
+    for example in ((X, Y), {"x": X, "label": Y}):
+        with pytest.raises(ValueError, match=f"dataset 1 is a {type(example).__name__}, which looks like one example"):
+            Records([TensorDataset(X, Y), example])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="no examples"):
         Records([[]])
 

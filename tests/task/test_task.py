@@ -69,6 +69,16 @@ def test_a_model_of_one_size_cannot_have_widths() -> None:
         run("heterofl", model=Tiny())
 
 
+def test_a_width_with_a_default_above_one_is_the_factory_s_own() -> None:
+    def network(width: int = 8) -> nn.Module:
+        return nn.Linear(4, width)
+
+    built = Task(network, data()).build()
+    assert isinstance(built, nn.Linear) and built.out_features == 8
+    shares = Task(lambda width=1.0: nn.Linear(4, round(8 * width)), data()).build(0.5)
+    assert isinstance(shares, nn.Linear) and shares.out_features == 4
+
+
 X, Y = torch.linspace(-1, 1, 240).reshape(60, 4), torch.arange(60) % 3
 TEST = X[:20], Y[:20]
 

@@ -97,21 +97,21 @@ class FusedSGD(Fused):
 
     def _move(self, moving: list[nn.Parameter], lr: float, decay: float) -> None:
         if not self._momentum:
-            return self._call(moving, lr, decay, first=False)
+            return self._call(moving, [], lr, decay, first=False)
         # The kernel has one flag for all tensors: whether this is their first step, which initialises the momentum.
         new = [parameter for parameter in moving if parameter not in self._states]
         old = [parameter for parameter in moving if parameter in self._states]
         self._states.update((parameter, {"momentum_buffer": torch.empty_like(parameter)}) for parameter in new)
-        self._call(old, lr, decay, first=False)
-        return self._call(new, lr, decay, first=True)
+        for some, first in ((old, False), (new, True)):
+            if some:
+                self._call(some, [self._states[one]["momentum_buffer"] for one in some], lr, decay, first=first)
+        return None
 
-    def _call(self, moving: list[nn.Parameter], lr: float, decay: float, *, first: bool) -> None:
-        if moving:
-            momenta = [self._states[one]["momentum_buffer"] for one in moving] if self._momentum else []
-            torch._fused_sgd_(
-                *self._ends(moving), momenta, lr=lr, momentum=self._momentum, weight_decay=decay,
-                dampening=self._dampening, nesterov=self._nesterov, maximize=False, is_first_step=first,
-            )  # fmt: skip
+    def _call(self, moving: list[nn.Parameter], momenta: list[Tensor], lr: float, decay: float, *, first: bool) -> None:
+        torch._fused_sgd_(
+            *self._ends(moving), momenta, lr=lr, momentum=self._momentum, weight_decay=decay,
+            dampening=self._dampening, nesterov=self._nesterov, maximize=False, is_first_step=first,
+        )  # fmt: skip
 
 
 class FusedAdam(Fused):

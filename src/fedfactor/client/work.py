@@ -116,9 +116,10 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context, sta
     training, rng = setup.training, torch_rng(setup.training.seed, "batches", ctx.round, ctx.client)
     network.train()
     losses, processed, steps, rate = torch.zeros((), device=training.torch_device), 0, 0, ctx.lr
+    everything, trained, mixed = dict(network.named_parameters()), setup.trained(ctx.capacity), training.autocast()
     for phase in setup.method.phases(network, training.length):
         lr_factors = {name: group.lr_factor for group in phase.groups for name in group.names}
-        parameters = _trainable(network, lr_factors.keys() & setup.trained(ctx.capacity))
+        parameters = _trainable(everything, lr_factors.keys() & trained)
         if not parameters:
             continue
         optimizer, travel = descent(training, phase.groups, parameters, states), 0.0
@@ -131,7 +132,7 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context, sta
                 parameter.grad = None
             ctx.lr, together = training.local_rate(rate, step, len(groups) - 1), end - start
             for batch in islice(stream, together):
-                with training.autocast():
+                with mixed:
                     loss = setup.method.objective(network, batch, ctx)
                 (loss / together if together > 1 else loss).backward()
                 losses, processed = losses + loss.detach(), processed + 1
@@ -144,17 +145,16 @@ def _fit(setup: Setup, network: nn.Module, examples: Examples, ctx: Context, sta
             ctx.travel[name] = ctx.travel.get(name, 0.0) + travel * lr_factors[name]
         if training.local_optimizer.keep_state:
             states.update(optimizer.states())
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name in setup.trained(ctx.capacity))
+    for parameter in _trainable(everything, trained).values():
         parameter.grad = None
     return {"loss": float(losses) / max(processed, 1), "steps": steps}
 
 
-def _trainable(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
+def _trainable(everything: Mapping[str, nn.Parameter], names: Collection[str]) -> dict[str, nn.Parameter]:
     """Freeze all parameters except the named ones, and return these."""
-    for name, parameter in network.named_parameters():
+    for name, parameter in everything.items():
         parameter.requires_grad_(name in names)
-    return {name: parameter for name, parameter in network.named_parameters() if name in names}
+    return {name: parameter for name, parameter in everything.items() if name in names}
 
 
 def _densify(parameters: Mapping[str, nn.Parameter]) -> None:

@@ -50,7 +50,13 @@ class Records:
 
     def __init__(self, datasets: Sequence[MapStyle], collate: Collate | None = None) -> None:
         for number, dataset in enumerate(datasets):
-            if isinstance(dataset, IterableDataset | tuple | Tensor | str) or not isinstance(dataset, MapStyle):
+            if isinstance(dataset, Mapping | tuple):
+                raise ValueError(
+                    f"dataset {number} is a {type(dataset).__name__}, which looks like one example: a list must have "
+                    "one dataset per client. For a list of examples give torch.utils.data.Subset(examples, "
+                    "range(len(examples)))"
+                )
+            if isinstance(dataset, IterableDataset | Tensor | str) or not isinstance(dataset, MapStyle):
                 raise ValueError(
                     f"dataset {number} is a {type(dataset).__name__}; clients read examples by position, so it must be "
                     "a map-style dataset with __getitem__ and __len__, such as torch.utils.data.TensorDataset(x, y)"

@@ -14,7 +14,7 @@ from fedfactor.methods.factorised import Factorised, factorised
 from fedfactor.methods.fedavg import FedAvg
 from fedfactor.nn import first_layers, outer_layers
 from fedfactor.nn.state import fill, tensors_of
-from fedfactor.protocol.method import Method
+from fedfactor.protocol.method import Method, Staged
 from fedfactor.protocol.plan import Tensors
 from fedfactor.registry import described, register
 from fedfactor.support.checks import check_number
@@ -23,7 +23,7 @@ from fedfactor.task import Build
 
 @register("methods", "pufferfish", paper="arXiv:2103.03936")
 @dataclass(frozen=True)
-class Pufferfish(Factorised):
+class Pufferfish(Factorised, Staged):
     """FedAvg on the full model for `warmup` rounds; then the later layers are split by SVD and their factors averaged.
 
     A layer (O, I, k, k) becomes a k x k convolution to r = floor(ratio min(O, I k^2)) channels, V^T sqrt(Sigma), and a

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedfactor.methods.lora import Lora, factor_names
 from fedfactor.protocol.codecs import Codec
+from fedfactor.protocol.method import Staged
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
@@ -19,7 +20,7 @@ from fedfactor.task import Build
 
 @register("methods", "rolora", paper="arXiv:2502.01755")
 @dataclass(frozen=True)
-class RoLora(Lora):
+class RoLora(Lora, Staged):
     """Odd rounds train B with a fixed A, even rounds train A with a fixed B; only what is trained is uploaded.
 
     In each round, all clients have the same fixed factor, so the server's change is exactly the mean of the clients'

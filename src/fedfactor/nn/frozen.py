@@ -96,7 +96,13 @@ def base_of(model: nn.Module) -> dict[str, Tensor]:
 
 def base_buffer_ids(model: nn.Module) -> set[int]:
     """Return the ids of the buffers that belong to the base."""
-    return {id(module._buffers[key]) for module in model.modules() for key in _base_buffers(module)}
+    found, waiting = set[int](), [model]
+    while waiting:  # faster than model.modules(): this runs several times for each client
+        module = waiting.pop()
+        if BUFFERS in module.__dict__:
+            found.update(id(module._buffers[key]) for key in _base_buffers(module))
+        waiting += filter(None, module._modules.values())
+    return found
 
 
 def released(model: nn.Module) -> nn.Module:

@@ -8,9 +8,10 @@ batches. They are listed in the order in which a round calls them.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,18 @@ class Diagnostics:
         return {capacity: 1.0}
 
 
+class Staged(ABC):
+    """Optional mixin of a method that has different forms in different rounds."""
+
+    @abstractmethod
+    def at(self, round: int) -> Method:
+        """Return the form of the method in a round, counted from 0."""
+
+    @abstractmethod
+    def convert(self, server: Tensors, before: nn.Module) -> Tensors:
+        """Convert the server's tensors to this form; `before` is the full network of the previous form."""
+
+
 RENAMED_HOOKS = {
     "private": "private_names",
     "start": "initial",
@@ -217,6 +230,8 @@ class Method:
             raise TypeError(f"{cls.__name__}.remember: it gets one reply now, and returns what to store for its client")
         if cls.__dict__.keys() & {"report", "observe", "passes"} and not issubclass(cls, Diagnostics):
             raise TypeError(f"{cls.__name__} has hooks of Diagnostics: derive it from Diagnostics too")
+        if cls.__dict__.keys() & {"at", "convert"} and not issubclass(cls, Staged):
+            raise TypeError(f"{cls.__name__} has hooks of Staged: derive it from Staged too")
 
     @property
     def traits(self) -> Traits:
@@ -355,19 +370,6 @@ class Method:
         plan = self.plan(view, Participant(-1, capacity, 0), network, None)
         self.load(network, pull(view, plan), kept, training=False)
         return compose(network)
-
-
-@runtime_checkable
-class Staged(Protocol):
-    """Optional interface of a method that has different forms in different rounds."""
-
-    def at(self, round: int) -> Method:
-        """Return the form of the method in a round, counted from 0."""
-        ...
-
-    def convert(self, server: Tensors, before: nn.Module) -> Tensors:
-        """Convert the server's tensors to this form; `before` is the full network of the previous form."""
-        ...
 
 
 # Functions of a method's hooks.

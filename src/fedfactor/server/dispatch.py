@@ -83,30 +83,30 @@ class SentJobs:
         self.bytes = 0
         """The length of all messages so far."""
         self._room = KEPT_BYTES
-        self._kept: dict[int, SentJob] = {}
+        self._kept: dict[int, tuple[SentJob, int]] = {}
         self._again: dict[int, Callable[[], tuple[SentJob, Tensors]]] = {}
 
     def put(self, job: SentJob, length: int, again: Callable[[], tuple[SentJob, Tensors]]) -> None:
         """Add a job whose message has this length; `again` prepares it once more."""
         self.bytes += length
         self._again[job.who.client] = again
-        if _bytes(job.reference, job.extras) <= self._room:
-            self._kept[job.who.client] = job
-            self._room -= _bytes(job.reference, job.extras)
+        size = _bytes(job.reference, job.extras)
+        if size <= self._room:
+            self._kept[job.who.client] = job, size
+            self._room -= size
 
     def __contains__(self, client: int) -> bool:
         return client in self._again
 
     def get(self, client: int) -> SentJob:
         """Return the job of a client."""
-        return self._kept[client] if client in self._kept else self._again[client]()[0]
+        return self._kept[client][0] if client in self._kept else self._again[client]()[0]
 
     def drop(self, client: int) -> None:
         """Forget the job of a client."""
         del self._again[client]
         if client in self._kept:
-            job = self._kept.pop(client)
-            self._room += _bytes(job.reference, job.extras)
+            self._room += self._kept.pop(client)[1]
 
 
 class Turns:
@@ -115,26 +115,28 @@ class Turns:
     def __init__(self, order: Iterable[int], directory: Path | None, again: Callable[[int, Bytes], Outcome]) -> None:
         """Take the clients in order. `again` decodes a reply that was on disk."""
         self._order, self._again = deque(order), again
-        self._waiting: dict[int, Outcome | None] = {}
+        self._waiting: dict[int, tuple[Outcome | None, int]] = {}
         self._room = KEPT_BYTES
         self._spool = Spool(directory)
 
     def put(self, client: int, outcome: Outcome, data: Bytes) -> Iterator[Outcome]:
         """Add an outcome, with the bytes of the reply; yield the outcomes whose turn it is now."""
-        fits = client == self._order[0] or _size(outcome) <= self._room
-        if not fits:
+        size = 0 if client == self._order[0] else _size(outcome)
+        if size <= self._room:
+            self._waiting[client] = outcome, size
+            self._room -= size
+        else:
+            self._waiting[client] = None, 0
             self._spool.put(client, data)
-        self._waiting[client] = outcome if fits else None
-        self._room -= _size(self._waiting[client])
         del outcome  # the waiting ones alone hold it
         while self._order and self._order[0] in self._waiting:
             first = self._order.popleft()
-            found = self._waiting.pop(first)
-            self._room += _size(found)
+            found, size = self._waiting.pop(first)
+            self._room += size
             yield self._again(first, self._spool.take(first)) if found is None else found
 
 
-def _size(outcome: Outcome | None) -> int:
+def _size(outcome: Outcome) -> int:
     """Return the bytes of memory of a valid reply."""
     return _bytes(outcome[0].tensors, outcome[0].extras) if isinstance(outcome, tuple) else 0
 

@@ -41,6 +41,7 @@ class Task:
     """A model (or a factory that takes `width`), the data, and what kind of answer is wanted."""
 
     model: nn.Module | Callable[..., nn.Module]
+    """A `width` whose default is above 1, such as a number of channels, is the factory's own affair."""
     data: FederatedData
     kind: Kind | None = None
     """What the targets are; by default classes, or `custom` where an objective is given."""
@@ -66,8 +67,7 @@ class Task:
         measures = Metrics(str(self.kind), self.metrics, self.best, self.higher_is_better)
         object.__setattr__(self, "measures", measures)
         self._check_data()
-        takes = not isinstance(self.model, nn.Module) and "width" in inspect.signature(self.model).parameters
-        object.__setattr__(self, "_takes_width", takes)
+        object.__setattr__(self, "_takes_width", not isinstance(self.model, nn.Module) and _takes_width(self.model))
 
     def build(self, width: float | Width = 1.0) -> nn.Module:
         """Build the model at a share of its full width; frozen parameters are its base."""
@@ -272,3 +272,9 @@ def _not_finite(inputs: Tensor) -> Tensor:
 
 CHECKED = 1 << 18
 """Number of entries that are checked at once."""
+
+
+def _takes_width(factory: Callable[..., nn.Module]) -> bool:
+    """Return whether a factory builds its model at shares of its full width."""
+    width = inspect.signature(factory).parameters.get("width")
+    return width is not None and not (isinstance(width.default, int | float) and width.default > 1)
