@@ -70,7 +70,9 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Ex
 
 def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[Bytes, Bytes | None]:
     method, training, fields = setup.method, setup.training, message.fields
-    examples = setup.task.data.of(fields["client"])
+    examples, attack = setup.task.data.of(fields["client"]), setup.attacked_by(fields["client"])
+    if attack and attack.kind == "label_flip":
+        examples = setup.task.data.mislabelled(examples)
     network, ctx = ready(setup, message, kept, examples)
     places = Places.read(fields.get("places"), ctx.down)
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
@@ -90,6 +92,8 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
     own = tensors_of(network)
     wanted = setup.uploaded(ctx.capacity, ctx.down)
     shared = {name: own[name].to(tensor.dtype) for name, tensor in wanted.items()}
+    if attack:
+        shared = attack.spoilt(shared, ctx.down, torch_rng(training.seed, "attack", ctx.round, ctx.client))
     trained = setup.trained(ctx.capacity)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
     codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))

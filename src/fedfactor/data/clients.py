@@ -208,6 +208,12 @@ class FederatedData:
         """Return a client's training examples."""
         return rows(self.train, self.train_of[client])
 
+    def mislabelled(self, examples: Examples) -> Examples:
+        """Return examples with the classes in reverse order. Raise ValueError if their classes are not in a tensor."""
+        if isinstance(examples, Records) or isinstance(self.train, Records) or self.train[1].is_floating_point():
+            raise ValueError("attack.kind: label_flip needs classes in a tensor, but the data are datasets or numbers")
+        return examples[0], self.train[1].max() - examples[1]
+
     def own_test(self, client: int) -> Examples | None:
         """Return a client's own test examples, or `None` if it has none."""
         if self.test_of is None or self.central is None or not len(self.test_of[client]):

@@ -121,14 +121,14 @@ class HoldersMean:
         seen_as: Callable[[Reply], Reply] = lambda reply: reply,
     ) -> None:
         """Start with no reply. `seen_as` returns what is averaged of a reply."""
-        self.view, self._weight, self._seen_as = view, weight, seen_as
+        self.view, self._weight, self.seen_as = view, weight, seen_as
         self._first_weight = 0.0
         self._sums: dict[str, WeightedSum] = {}
         self._scratch = torch.empty(0)
 
     def add(self, reply: Reply) -> None:
         """Add a reply. Nothing of it is kept."""
-        seen = self._seen_as(reply)
+        seen = self.seen_as(reply)
         self.add_tensors(seen, seen.tensors, self.share(reply))
 
     def share(self, reply: Reply) -> float:

@@ -15,6 +15,7 @@ from fedfactor.nn import unfitted
 from fedfactor.nn.adapt import fresh_changes
 from fedfactor.nn.frozen import base_of
 from fedfactor.nn.state import tensors_of, weights_sha256
+from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Bytes, decode
@@ -36,6 +37,8 @@ class Setup:
     optimizer: Optimizer
     codec: Codec
     training: Training
+    attack: Attack | None = None
+    """What hostile clients do."""
     _prototype: tuple[nn.Module, Tensor] | None = None
     """The task's model, if it has a frozen base, and the state of torch's generator after it was built."""
     _forms: list[Setup] = field(default_factory=list)
@@ -69,7 +72,14 @@ class Setup:
 
     def fresh(self, method: Method | None = None) -> Setup:
         """Return a setup that shares the base with this one, but has built no networks yet."""
-        return Setup(self.task, method or self.method, self.optimizer, self.codec, self.training, self._prototype)
+        parts = (self.optimizer, self.codec, self.training, self.attack, self._prototype)
+        return Setup(self.task, method or self.method, *parts)
+
+    def attacked_by(self, client: int) -> Attack | None:
+        """Return what a client does if it is hostile."""
+        if self.attack and client in self.attack.hostile(self.training.seed, self.task.data.clients):
+            return self.attack
+        return None
 
     def build(self, width: float | Width = 1.0) -> nn.Module:
         """Build the task's model. If it has a frozen base, it is built once, and all copies share the base."""

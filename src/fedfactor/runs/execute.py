@@ -59,7 +59,15 @@ def run(
         recipe, task, _ = begin(recipe)
         setup, engine = setup_of(recipe, task), engine or Inline()
         fleet = _with_speed(recipe.fleet, setup, {})
-        federation = Federation(setup, recipe.rounds, engine, recipe.capacities, on_event=on_event, fleet=fleet)
+        federation = Federation(
+            setup,
+            recipe.rounds,
+            engine,
+            recipe.capacities,
+            on_event=on_event,
+            fleet=fleet,
+            aggregation=recipe.aggregation,
+        )
         _check_base(recipe, federation)
         return Result(federation, federation.run())
     directory = Path(directory)
@@ -87,6 +95,7 @@ def run(
             Journal(directory / "metrics.jsonl"),
             listen,
             fleet,
+            recipe.aggregation,
         )
         _check_base(recipe, federation)
         result = Result(federation, federation.run())

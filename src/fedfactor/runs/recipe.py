@@ -19,6 +19,8 @@ import tomli_w
 
 from fedfactor.data.federated import SHARED
 from fedfactor.nn import Tune
+from fedfactor.protocol.aggregation import MEAN, Aggregation
+from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
@@ -60,6 +62,8 @@ class Recipe:
     codec: Codec
     tune: Tune | None = None
     fleet: Fleet | None = None
+    aggregation: Aggregation = MEAN
+    attack: Attack | None = None
 
     @property
     def from_python(self) -> bool:
@@ -232,12 +236,16 @@ def described(
     metrics: Table,
     tune: Tune | None = None,
     fleet: Fleet | None = None,
+    aggregation: Aggregation = MEAN,
+    attack: Attack | None = None,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
     `metrics` are the keys of `[evaluate]` that choose metrics.
     """
     given = dataclasses.asdict(rounds)
+    optional: dict[str, Any] = {"tune": tune, "fleet": fleet, "attack": attack}
+    optional["aggregation"] = aggregation if aggregation != MEAN else None
     tables = {
         "name": name,
         "method": _chosen("methods", method),
@@ -249,12 +257,12 @@ def described(
             "shares": [capacities.shares[level] for level in capacities.levels],
         },
         "evaluate": {**metrics, **{key: given[field] for key, field in MEASURING.items()}},
-        **({"tune": dataclasses.asdict(tune)} if tune else {}),
-        **({"fleet": dataclasses.asdict(fleet)} if fleet else {}),
+        **{name: dataclasses.asdict(part) for name, part in optional.items() if part},
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    return Recipe(_plain(tables), training, rounds, capacities, method, optimizer, codec, tune, fleet)
+    parts = (method, optimizer, codec, tune, fleet, aggregation, attack)
+    return Recipe(_plain(tables), training, rounds, capacities, *parts)
 
 
 def _chosen(kind: str, part: Any) -> Table:
@@ -322,4 +330,6 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     levels = built(f"{where}: capacities", lambda: Capacities(shares, capacities["dynamic"], capacities["cover"]))
     described = {key: value for key, value in given.get("fleet", {}).items() if key != "file"}
     fleet = built(where, lambda: Fleet(**described)) if described else None
-    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune, fleet)
+    aggregation = built(f"{where}: aggregation", lambda: Aggregation(**given.get("aggregation", {})))
+    attack = built(f"{where}: attack", lambda: Attack(**given["attack"])) if "attack" in given else None
+    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune, fleet, aggregation, attack)

@@ -18,6 +18,8 @@ from fedfactor.data.records import Collate, MapStyle, Records
 from fedfactor.data.splitting import dirichlet, iid
 from fedfactor.engines import Engine
 from fedfactor.nn import Tune
+from fedfactor.protocol.aggregation import Aggregation, Rule
+from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import LocalOptimizer
@@ -50,6 +52,8 @@ def simulate(
     capacities: Mapping[float, float] | Capacities | None = None,
     tune: Tune | None = None,
     fleet: Mapping[str, float] | Fleet | None = None,
+    aggregation: Rule | Aggregation = "mean",
+    attack: Attack | None = None,
     kind: Kind | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] = (),
     best: str | None = None,
@@ -109,6 +113,9 @@ def simulate(
             are frozen, and are in no message. So are parameters of the model that do not require gradients.
         fleet: The devices of the clients, on which a virtual clock times the rounds: a `Fleet`, or built-in devices
             with the share of clients that have each, such as `{"phone-low": 0.5, "gateway": 0.5}`. None: no clock.
+        aggregation: How the server puts replies together: an `Aggregation`, or the name of a rule that needs no further
+            settings: mean, median, trimmed_mean, krum, multi_krum.
+        attack: What a share of hostile clients does, to try rules against it. None: all are honest.
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
@@ -187,6 +194,8 @@ def simulate(
         {"metrics": task.measures.written, "best": best or "", "higher_is_better": higher_is_better},
         tune,
         Fleet.of_profiles(fleet) if isinstance(fleet, Mapping) else fleet,
+        Aggregation(aggregation) if isinstance(aggregation, str) else aggregation,
+        attack,
     )
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:

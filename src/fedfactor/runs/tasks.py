@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 def setup_of(recipe: Recipe, task: Task) -> Setup:
     """Return the setup of a recipe, which server and clients share."""
-    return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training)
+    return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training, recipe.attack)
 
 
 def facts_with_base(facts: Facts, setup: Setup) -> Facts:

@@ -149,6 +149,10 @@ class Diverged(RuntimeError):
     """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
 
 
+class QuorumLost(RuntimeError):
+    """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
+
+
 class NoValidReply(RuntimeError):
     """No client sent a valid reply to an evaluation, calibration or storing job."""
 

@@ -17,6 +17,7 @@ from fedfactor.nn.frozen import released
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
+from fedfactor.protocol.aggregation import MEAN, Aggregation
 from fedfactor.protocol.engine import Engine
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
@@ -33,7 +34,7 @@ from fedfactor.server.calibrate import Calibration
 from fedfactor.server.clock import Clock, Timeline
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
-from fedfactor.server.dispatch import Dispatch, Diverged, Failure
+from fedfactor.server.dispatch import Dispatch, Diverged, Failure, QuorumLost
 from fedfactor.server.fold import RoundFold
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
@@ -41,10 +42,6 @@ from fedfactor.server.state import Server
 from fedfactor.server.store import Journal, MemoryStore, Store
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
-
-
-class QuorumLost(RuntimeError):
-    """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
 
 
 @dataclass
@@ -61,6 +58,8 @@ class Federation:
     """Called with each event of the journal, and with `resumed`, `answered` (a client's reply) and `committed`."""
     fleet: Fleet | None = None
     """The devices of the clients, on which rounds are timed by a virtual clock."""
+    aggregation: Aggregation = MEAN
+    """How the server puts replies together."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -78,7 +77,9 @@ class Federation:
             )
         state_tensors(setup.training)  # raises ValueError if the optimizer does not take its options
         self.population = setup.task.data.clients
-        self.rounds.cohort_size(self.population)
+        cohort = self.rounds.cohort_size(self.population)
+        if reason := self.aggregation.refuses(setup.method, setup.optimizer, cohort):
+            raise ValueError(reason)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
         setup.task.check_outputs(setup.network(self.capacities.levels[0]))
         if setup.base_sha256 and not setup.trained(1.0):
@@ -203,6 +204,10 @@ class Federation:
             found["base"] = setup.base_sha256
         if self.fleet:
             found["fleet"] = self.fleet
+        if self.aggregation != MEAN:
+            found["aggregation"] = self.aggregation
+        if setup.attack:
+            found["attack"] = setup.attack
         if setup.training.looks_ahead:
             found["rounds"] = self.rounds.rounds
         return {key: str(value) for key, value in found.items()}
@@ -231,7 +236,7 @@ class Federation:
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
         self.store.discard()  # what a round that failed has left
-        fold = RoundFold(setup, server, view, self.store)
+        fold = RoundFold(setup, server, view, self.store, self.aggregation)
         answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, fold.add)
         reports = answers.reports
         answers.failures += timeline.failures if timeline else []

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from fedfactor.nn import dense_names
 from fedfactor.profile import timed
+from fedfactor.protocol.aggregation import Aggregation
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.protocol.optimizer import State, Step
 from fedfactor.protocol.plan import HoldersSum, Reply, Tensors
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import pack
+from fedfactor.server.robust import gathered, shortened
 from fedfactor.server.spool import Spool
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
@@ -24,9 +26,11 @@ from fedfactor.server.store import Store
 class RoundFold:
     """Adds the replies of a round, one by one: the method's mean, the optimizer's sums, and what the round records."""
 
-    def __init__(self, setup: Setup, server: Server, view: Tensors, store: Store) -> None:
-        self._setup, self._server, self._store = setup, server, store
+    def __init__(self, setup: Setup, server: Server, view: Tensors, store: Store, rule: Aggregation) -> None:
+        self._setup, self._server, self._store, self._bound = setup, server, store, rule.bound
         self.method_fold = setup.method.fold(server.tensors, view, setup.network)
+        if rule.gathers:
+            self.method_fold = gathered(rule, self.method_fold, store.scratch)
         self._extras = HoldersSum(view)
         self._untrained = _first_masks(setup, server)
         # Of a weight that is sent as U V, the rows of U are its output channels.
@@ -41,6 +45,8 @@ class RoundFold:
     def add(self, reply: Reply) -> None:
         """Add a valid reply."""
         setup = self._setup
+        if self._bound is not None:
+            reply = shortened(reply, self._bound)
         self.method_fold.add(replace(reply, samples=1) if setup.optimizer.uniform else reply)
         self._extras.add(reply.plan, reply.extras)
         self._largest = max(self._largest, (reply.norm, reply.client))

@@ -19,8 +19,7 @@ from fedfactor.runs.execute import run
 from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, data_without, may_have_base, setup_of, task_of, task_with
-from fedfactor.server.dispatch import NoValidReply
-from fedfactor.server.federation import QuorumLost
+from fedfactor.server.dispatch import NoValidReply, QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.support.checks import check_choice
 from fedfactor.task import Decider, Task
