@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -61,6 +62,7 @@ def imports(path: Path) -> Iterator[tuple[str, str | None]]:
             yield top, extra
 
 
+@functools.cache
 def everything() -> dict[tuple[str, str | None], set[str]]:
     found = defaultdict(set)
     for path in sorted(SOURCE.rglob("*.py")):

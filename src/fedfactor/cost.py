@@ -311,7 +311,6 @@ _PRODUCTS: dict[Any, Callable[[Any, Any], int]] = {
 }
 
 
-
 def _batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> tuple[Tensor, ...]:
     channels = x.shape[1] if training else 0
     return torch.empty_like(x), x.new_empty(channels), x.new_empty(channels)

@@ -13,7 +13,7 @@ from torch import nn
 from fedfactor import testing
 from fedfactor.data import iid, load
 from fedfactor.data.clients import FederatedData
-from fedfactor.protocol.method import Method
+from fedfactor.protocol.method import Method, Staged
 from fedfactor.registry import create, names
 from fedfactor.rng import numpy_rng
 from fedfactor.server.result import Result
@@ -23,9 +23,8 @@ from fedfactor.testing import promises
 from fedfactor.testing.federation import Recording, Tampering
 
 __all__ = [
-    "CODECS", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying", "lasting", "odd",
-    "refusal",
-    "run", "task",
+    "CODECS", "FAMILIES", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying",
+    "lasting", "odd", "refusal", "run", "task",
 ]  # fmt: skip
 
 METHODS = names("methods")
@@ -34,6 +33,21 @@ CODECS = names("codecs")
 
 FIELDS = {"pufferfish": {"warmup": 1}}
 """Settings of a method under which a short run shows all that it does."""
+
+
+def _family(method: Method) -> tuple[object, ...]:
+    """Return what decides which code of engines and checkpoints runs: what is averaged how, and who keeps which state."""
+    hooks = ("fold", "remember", "keep", "private_names")
+    owners = [next(c for c in type(method).__mro__ if hook in vars(c)) for hook in hooks]
+    return method.traits.space, owners[0], *(owner is Method for owner in owners[1:]), isinstance(method, Staged)
+
+
+FAMILIES = sorted({"local", *{_family(create("methods", name)): name for name in reversed(METHODS)}.values()})
+"""One method per family and `local`, whose server has no tensors: for costly tests of engines and checkpoints.
+
+Their code does not ask for the method. `fedfactor.testing` checks every method with copies of the setup, as workers have,
+and resumes a run of it.
+"""
 
 
 @functools.cache

@@ -152,6 +152,7 @@ def test_everything_that_keeps_state_runs_with_dynamic_capacities_or_is_refused(
     for optimizer, codec in (("scaffold", "topk"), ("feddyn", "int8")):
         reason = refusal(method, optimizer, codec)
         settings = {"optimizer": optimizer, "codec": codec, "capacities": DYNAMIC, "rounds": 3, "cohort": 4}
+        settings |= {"evaluate_every": 0, "evaluate_clients": "none"}
         if reason:
             with pytest.raises(ValueError, match=re.escape(reason)):
                 run(method, **settings)
