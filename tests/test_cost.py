@@ -83,6 +83,10 @@ def test_packed_sequences_are_counted() -> None:
 
 
 def test_what_cannot_be_counted_and_what_cannot_run_are_told_apart() -> None:
+    for layer, shape in ((nn.Linear(4, 2), (1, 3)), (nn.BatchNorm2d(4), (1, 3, 2, 2))):
+        with pytest.raises(RuntimeError, match=r"mat1 and mat2|running_mean"):
+            cost.measure(layer, torch.zeros(shape))
+
     class Uncounted(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if _get_current_dispatch_mode() is not None:

@@ -176,7 +176,7 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
 
 
 SCRIPT = """
-import torch, fedfactor
+import sys, torch, fedfactor
 from fedfactor.engines import Pool
 
 class Net(torch.nn.Sequential):
@@ -186,7 +186,7 @@ class Net(torch.nn.Sequential):
 x = torch.randn(20000, 20, generator=torch.Generator().manual_seed(0))
 with Pool(2) as pool:
     result = fedfactor.simulate(lambda: Net(), (x, x[:, :4].argmax(1)), clients=10, rounds=2, engine=pool)
-print(result.summary["totals"]["failures"], result.summary["rounds"])
+print(result.summary["totals"]["failures"], result.summary["rounds"], "torch._dynamo" in sys.modules)
 """
 
 
@@ -194,7 +194,7 @@ def test_a_plain_script_without_a_main_guard_works(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.split() == ["0", "2"], done.stderr
+    assert done.stdout.split() == ["0", "2", "False"], done.stderr  # importing torch's compiler takes seconds
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
