@@ -13,6 +13,7 @@ from torch import nn
 from fedfactor import testing
 from fedfactor.data import iid, load
 from fedfactor.data.clients import FederatedData
+from fedfactor.engines import pool
 from fedfactor.protocol.method import Method, Staged
 from fedfactor.registry import create, names
 from fedfactor.rng import numpy_rng
@@ -26,6 +27,9 @@ __all__ = [
     "CODECS", "FAMILIES", "FIELDS", "METHODS", "OPTIMIZERS", "Recording", "Tampering", "Tiny", "data", "decaying",
     "lasting", "odd", "refusal", "run", "task",
 ]  # fmt: skip
+
+# Forked worker processes have then imported what their jobs need, which takes a second in each of them otherwise.
+pool.PRELOADED.append(__name__)
 
 METHODS = names("methods")
 OPTIMIZERS = names("optimizers")

@@ -43,6 +43,8 @@ MOST_KILLED = 3
 """Number of workers that a job may kill before it counts as failed."""
 MAPPED_BYTES = 1 << 16
 """Tensors larger than this are shared with the workers instead of copied. A transformer has many below a megabyte."""
+PRELOADED = [__name__]
+"""Modules that are imported once for all workers, before they are forked."""
 
 
 class SharedBuffer:
@@ -273,7 +275,7 @@ class Pool:
 
     def _start_worker(self, number: int) -> Worker:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload(PRELOADED)
         ours, theirs = context.Pipe()
         files: list[Any] = []
         paths = [shared_file(files), shared_file(files)]
