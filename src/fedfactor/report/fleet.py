@@ -50,9 +50,11 @@ def _by_device(groups: Sequence[Group]) -> Table:
         for name in names:
             counts = sum((run.devices[name] for run in group.runs), start=Counter[str]())
             asked = counts["asked"]
-            shares = (f"{100 * counts[outcome] / asked:.1f} %" for outcome in ("used", "late", "failed", "surplus"))
+            shares = (
+                f"{100 * counts[outcome] / asked:.1f} %" for outcome in ("used", "pending", "late", "failed", "surplus")
+            )
             rows.append([group.label, name, str(round(asked)), *shares, *(span(counts[one] / asked) for one in PHASES)])
-    head = ["run", "device", "clients asked", "used", "late", "failed", "not needed", *PHASES]
+    head = ["run", "device", "clients asked", "used", "used later", "late", "failed", "not needed", *PHASES]
     return Table(head, rows, "Clients by device, summed over rounds and seeds, and their mean time per round")
 
 

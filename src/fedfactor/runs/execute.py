@@ -67,6 +67,7 @@ def run(
             on_event=on_event,
             fleet=fleet,
             aggregation=recipe.aggregation,
+            buffering=recipe.buffering,
         )
         _check_base(recipe, federation)
         return Result(federation, federation.run())
@@ -96,6 +97,7 @@ def run(
             listen,
             fleet,
             recipe.aggregation,
+            recipe.buffering,
         )
         _check_base(recipe, federation)
         result = Result(federation, federation.run())

@@ -21,6 +21,7 @@ from fedfactor.data.federated import SHARED
 from fedfactor.nn import Tune
 from fedfactor.protocol.aggregation import MEAN, Aggregation
 from fedfactor.protocol.attack import Attack
+from fedfactor.protocol.buffering import SYNCHRONOUS, Buffering
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
@@ -64,6 +65,7 @@ class Recipe:
     fleet: Fleet | None = None
     aggregation: Aggregation = MEAN
     attack: Attack | None = None
+    buffering: Buffering = SYNCHRONOUS
 
     @property
     def from_python(self) -> bool:
@@ -238,6 +240,7 @@ def described(
     fleet: Fleet | None = None,
     aggregation: Aggregation = MEAN,
     attack: Attack | None = None,
+    buffering: Buffering = SYNCHRONOUS,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
@@ -246,6 +249,7 @@ def described(
     given = dataclasses.asdict(rounds)
     optional: dict[str, Any] = {"tune": tune, "fleet": fleet, "attack": attack}
     optional["aggregation"] = aggregation if aggregation != MEAN else None
+    optional["rounds"] = buffering if buffering.buffered else None
     tables = {
         "name": name,
         "method": _chosen("methods", method),
@@ -261,7 +265,7 @@ def described(
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    parts = (method, optimizer, codec, tune, fleet, aggregation, attack)
+    parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering)
     return Recipe(_plain(tables), training, rounds, capacities, *parts)
 
 
@@ -332,4 +336,6 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     fleet = built(where, lambda: Fleet(**described)) if described else None
     aggregation = built(f"{where}: aggregation", lambda: Aggregation(**given.get("aggregation", {})))
     attack = built(f"{where}: attack", lambda: Attack(**given["attack"])) if "attack" in given else None
-    return Recipe(tables, training, rounds, levels, method, optimizer, codec, tune, fleet, aggregation, attack)
+    buffering = built(f"{where}: rounds", lambda: Buffering(**given.get("rounds", {})))
+    chosen_parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering)
+    return Recipe(tables, training, rounds, levels, *chosen_parts)

@@ -28,6 +28,7 @@ from fedfactor.data.sources.registry import info as source_of
 from fedfactor.nn import Tune
 from fedfactor.protocol.aggregation import Aggregation
 from fedfactor.protocol.attack import Attack
+from fedfactor.protocol.buffering import Buffering
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import NAMES, SHORT, LocalOptimizer, torch_class
 from fedfactor.protocol.sentences import sentence
@@ -117,6 +118,8 @@ class RecipeModel(SectionModel):
     """Which share of the model the clients can train."""
     fleet: Table = {}
     """The devices of the clients, on which a virtual clock times the rounds. Without it there is no clock."""
+    rounds: Table = {}
+    """When the server takes a step: after each cohort, or whenever enough replies have arrived."""
     aggregation: Table = {}
     """How the server puts replies together; rules other than the mean limit what hostile clients can do."""
     attack: Table = {}
@@ -232,6 +235,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "objective": ObjectiveTable,
     "tune": TuneTable,
     "fleet": create_model("FleetTable", __base__=SectionModel, file=(str | None, _file), **_fields(Fleet)),
+    "rounds": create_model("RoundsTable", __base__=SectionModel, **_fields(Buffering)),
     "aggregation": create_model("AggregationTable", __base__=SectionModel, **_fields(Aggregation)),
     "attack": create_model("AttackTable", __base__=SectionModel, **_fields(Attack)),
     "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
@@ -240,7 +244,7 @@ TABLES: dict[str, type[BaseModel]] = {
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
 
 
-OPTIONAL = ("fleet", "aggregation", "attack")
+OPTIONAL = ("fleet", "rounds", "aggregation", "attack")
 """Sections without which a run lacks what they describe; all others have defaults."""
 OBJECTS = ("data", "partition", "objective", "model")
 """Sections that the recipe of a run from Python does not have: these are Python objects."""

@@ -20,6 +20,7 @@ from fedfactor.engines import Engine
 from fedfactor.nn import Tune
 from fedfactor.protocol.aggregation import Aggregation, Rule
 from fedfactor.protocol.attack import Attack
+from fedfactor.protocol.buffering import SYNCHRONOUS, Buffering
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import LocalOptimizer
@@ -54,6 +55,7 @@ def simulate(
     fleet: Mapping[str, float] | Fleet | None = None,
     aggregation: Rule | Aggregation = "mean",
     attack: Attack | None = None,
+    buffering: Buffering = SYNCHRONOUS,
     kind: Kind | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] = (),
     best: str | None = None,
@@ -116,6 +118,7 @@ def simulate(
         aggregation: How the server puts replies together: an `Aggregation`, or the name of a rule that needs no further
             settings: mean, median, trimmed_mean, krum, multi_krum.
         attack: What a share of hostile clients does, to try rules against it. None: all are honest.
+        buffering: When the server takes a step: after each cohort, or, on a fleet, whenever enough replies are there.
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
@@ -196,6 +199,7 @@ def simulate(
         Fleet.of_profiles(fleet) if isinstance(fleet, Mapping) else fleet,
         Aggregation(aggregation) if isinstance(aggregation, str) else aggregation,
         attack,
+        buffering,
     )
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:

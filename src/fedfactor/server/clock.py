@@ -25,6 +25,10 @@ PHASES = ("offline", "download", "compute", "upload")
 """What a client does in a round, in this order. All periods in which it is not available are added up as `offline`."""
 
 
+Outcome = Literal["used", "late", "failed", "surplus", "pending"]
+"""What becomes of a client's reply; a pending one is used in a later round."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """The simulated seconds of one client in one round."""
@@ -38,7 +42,7 @@ class Timing:
     joules: tuple[float, ...]
     """Energy of each of `PHASES`; NaN if it is not known."""
     fails_after: float = math.inf
-    outcome: Literal["used", "late", "failed", "surplus"] = "used"
+    outcome: Outcome = "used"
 
     @property
     def end(self) -> float:
@@ -69,6 +73,8 @@ class Timeline:
     seconds: float
     deadline: float | None
     energy: bool
+    waits: bool = False
+    """Whether clients go on after the end of the round."""
 
     def of(self, *outcomes: str) -> list[Participant]:
         """Return the clients with these outcomes."""
@@ -83,7 +89,7 @@ class Timeline:
     @property
     def counts(self) -> dict[str, float]:
         """What is added to the totals of the run."""
-        joules = sum(one.until(self.seconds, one.joules) for one in self.clients)
+        joules = sum(one.until(math.inf if self.waits else self.seconds, one.joules) for one in self.clients)
         return {"simulated_seconds": self.seconds} | ({"simulated_joules": joules} if self.energy else {})
 
     def too_late(self) -> str:
@@ -96,11 +102,12 @@ class Timeline:
 
     def event(self) -> dict[str, Any]:
         """Return the round on the clock as plain data: numbers of the round, and one list entry per client."""
-        dropped = [one for one in self.clients if one.outcome != "used"]
+        dropped = [one for one in self.clients if one.outcome not in ("used", "pending")]
+        outcomes = ("used", "late", "failed", "surplus", *(["pending"] if self.waits else []))
         columns = zip(*(one.spans for one in self.clients), strict=True)
         return {
             **{key.removeprefix("simulated_"): value for key, value in self.counts.items()},
-            **{outcome: len(self.of(outcome)) for outcome in ("used", "late", "failed", "surplus")},
+            **{outcome: len(self.of(outcome)) for outcome in outcomes},
             "wasted_bytes": round(sum(one.until(self.seconds, one.bytes) for one in dropped)),
             "clients": [one.who.client for one in self.clients],
             "devices": [one.device for one in self.clients],
@@ -164,7 +171,7 @@ class Clock:
         enough = len(used) == needed
         seconds = in_time[needed - 1].end if enough else min(limit, max(one.end for one in timings))
 
-        def outcome(one: Timing) -> Literal["used", "late", "failed", "surplus"]:
+        def outcome(one: Timing) -> Outcome:
             if one.who.client in used:
                 return "used"
             if enough:  # nobody waits for the others any more

@@ -18,18 +18,20 @@ from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
 from fedfactor.protocol.aggregation import MEAN, Aggregation
+from fedfactor.protocol.buffering import SYNCHRONOUS, Buffering
 from fedfactor.protocol.engine import Engine
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
 from fedfactor.protocol.optimizer import State
-from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.plan import Reply, Tensors
 from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
+from fedfactor.server.buffer import Buffer, Window, put, take, weighed
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.clock import Clock, Timeline
 from fedfactor.server.costs import Costs, link_costs
@@ -42,6 +44,11 @@ from fedfactor.server.state import Server
 from fedfactor.server.store import Journal, MemoryStore, Store
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
+
+OPTIONAL = ("fleet", "aggregation", "buffering", "attack")
+"""Settings that a checkpoint names only if a run has them."""
+Taking = tuple[list[Participant], list[Participant], int, Timeline | None]
+"""Who trains in a round, who was asked, how many replies the server waits for, and their times."""
 
 
 @dataclass
@@ -60,6 +67,8 @@ class Federation:
     """The devices of the clients, on which rounds are timed by a virtual clock."""
     aggregation: Aggregation = MEAN
     """How the server puts replies together."""
+    buffering: Buffering = SYNCHRONOUS
+    """When the server takes a step."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -80,6 +89,8 @@ class Federation:
         cohort = self.rounds.cohort_size(self.population)
         if reason := self.aggregation.refuses(setup.method, setup.optimizer, cohort):
             raise ValueError(reason)
+        if reason := self.buffering.refuses(setup.method, setup.optimizer, self.fleet):
+            raise ValueError(reason)
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
         setup.task.check_outputs(setup.network(self.capacities.levels[0]))
         if setup.base_sha256 and not setup.trained(1.0):
@@ -92,6 +103,10 @@ class Federation:
         if self.clock:
             self.capacities = self.clock.fitted(self.capacities)
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
+        self.buffer = None
+        if self.buffering.buffered and self.clock:
+            seed, participant = setup.training.seed, self.dispatch.participant
+            self.buffer = Buffer(self.buffering, self.rounds, self.clock, self.population, seed, participant)
         self._calibration: Calibration | None = None
 
     def _check_levels(self) -> None:
@@ -206,6 +221,8 @@ class Federation:
             found["fleet"] = self.fleet
         if self.aggregation != MEAN:
             found["aggregation"] = self.aggregation
+        if self.buffering.buffered:
+            found["buffering"] = self.buffering
         if setup.attack:
             found["attack"] = setup.attack
         if setup.training.looks_ahead:
@@ -218,29 +235,27 @@ class Federation:
         now = self.settings()
         before.setdefault("best", str(ACCURACY))  # what decided in earlier versions
         changed = [
-            f"{key} was {before.get(key)} and is now {now.get(key)}" for key in now if before.get(key) != now[key]
+            f"{key} was {before.get(key)} and is now {now.get(key)}"
+            for key in [*now, *(key for key in OPTIONAL if key in before and key not in now)]
+            if before.get(key) != now.get(key)
         ]
         if changed:
             raise ValueError(f"this run was started with other settings: {'; '.join(changed)}")
 
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
-        clients = self.rounds.cohort_of(setup.training.seed, t, self.population)
-        wanted = len(clients)
-        clients = self.clock.asked(clients, t) if self.clock else clients
-        cohort = asked = [self.dispatch.participant(client, t) for client in clients]
-        timeline = self._timed(asked, wanted) if self.clock else None
-        if timeline:
-            cohort, asked = timeline.of("used"), timeline.of("used", "late", "failed")
+        window = self.buffer.window(t) if self.buffer else None
+        cohort, asked, wanted, timeline = self._buffered(window) if window else self._synchronous(t)
         networks = {who.capacity: setup.network(who.capacity) for who in cohort}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
         self.store.discard()  # what a round that failed has left
         fold = RoundFold(setup, server, view, self.store, self.aggregation)
-        answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, fold.add)
+        receive, missing = self._inbox(window, setup, view, fold) if window else (fold.add, [])
+        answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
         reports = answers.reports
-        answers.failures += timeline.failures if timeline else []
-        self._check_quorum(t, wanted, len(reports), answers.failures)
+        answers.failures += missing + (timeline.failures if timeline else [])
+        self._check_quorum(t, wanted, len(fold.figures), answers.failures)
         tensors, optimizer = fold.step(self.population)
         self._check_finite(t, tensors, optimizer, fold.largest)
         examples = [self.costs.examples(report["capacity"], report["samples"], t) for report in reports]
@@ -258,7 +273,7 @@ class Federation:
             "cohort": [who.client for who in asked],
             "capacities": [who.capacity for who in asked],
             "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
-            "loss": sum(report["loss"] for report in reports) / len(reports),
+            "loss": sum(report["loss"] for report in reports) / len(reports) if reports else math.nan,
             **cost,
             "macs": counts["macs"],
             "totals": totals,
@@ -267,6 +282,8 @@ class Federation:
         }
         if timeline:
             event["clock"] = timeline.event()
+        if window:
+            event["buffered"] = window.event()
         if answers.late:
             event["late"] = answers.late
         if isinstance(setup.method, Diagnostics):
@@ -280,6 +297,47 @@ class Federation:
         self._note(event)
         self._commit(new)
         return new
+
+    def _synchronous(self, round: int) -> Taking:
+        """Return the clients of a round that waits for its cohort."""
+        clients = self.rounds.cohort_of(self.setup.training.seed, round, self.population)
+        wanted = len(clients)
+        clients = self.clock.asked(clients, round) if self.clock else clients
+        asked = [self.dispatch.participant(client, round) for client in clients]
+        if not self.clock:
+            return asked, asked, wanted, None
+        timeline = self._timed(asked, wanted)
+        return timeline.of("used"), timeline.of("used", "late", "failed"), wanted, timeline
+
+    def _buffered(self, window: Window) -> Taking:
+        """Return the clients that start in a round that ends with a full buffer."""
+        energy = self.fleet is not None and self.fleet.counts_energy
+        asked = [one.who for one in window.started]
+        return window.trained, asked, len(window.arrived), window.timeline(energy)
+
+    def _inbox(
+        self, window: Window, setup: Setup, view: Tensors, fold: RoundFold
+    ) -> tuple[Callable[[Reply], None], list[Failure]]:
+        """Fold the replies that waited for this round; return what receives those of clients that start in it.
+
+        Also return the clients whose reply should have waited, and did not.
+        """
+        missing, version, now = list[Failure](), window.round + 1, {who.client for who in window.arrived}
+        for who in window.arrived:
+            if who.round < window.round:
+                found = take(self.store, version, setup, view, who)
+                if isinstance(found, Failure):
+                    missing.append(found)
+                else:
+                    fold.add(weighed(found, self.buffering.weight(window.age(who))))
+
+        def receive(reply: Reply) -> None:
+            if reply.client in now:
+                fold.add(reply)
+            else:
+                put(self.store, version, reply)
+
+        return receive, missing
 
     def _timed(self, asked: list[Participant], wanted: int) -> Timeline:
         """Time a round. Raise QuorumLost before anybody trains if too few clients will be in time."""
