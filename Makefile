@@ -109,6 +109,10 @@ check-browser: $(READY)
 	@if $(MAKE) --no-print-directory chromium; then $(MAKE) --no-print-directory test-browser; \
 	else echo "NOT RUN: the tests in a browser, since there is no Chromium and it could not be installed"; fi
 
+# A million damaged messages through the decoder and the reply check.
+fuzz: $(READY)
+	$(BIN)/python -m tests.soak.fuzz $(or $(MESSAGES),1000000)
+
 # One JSON line per figure on standard output; progress on standard error.
 bench: $(READY)
 	$(BIN)/python -m benchmarks
