@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party \
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party fuzz \
 	chromium lint types check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
