@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedfactor.engines import Pool
+from fedfactor.engines import Done, Inline, Pool
 from fedfactor.protocol.aggregation import Aggregation, Rule
 from fedfactor.protocol.attack import Attack
+from fedfactor.protocol.message import decode, encode
 from fedfactor.protocol.plan import HoldersMean, Piece, Reply
 from fedfactor.server import robust
 from fedfactor.server.dispatch import QuorumLost
 from fedfactor.server.robust import gathered, shortened
 from fedfactor.server.spool import Spool
+from fedfactor.testing.federation import outcome
 from tests.helpers.folding import added
-from tests.helpers.tiny import run
+from tests.helpers.tiny import Tampering, run
 
 
 def reply(client: int, change: list[float], first: int | None = None) -> Reply:
@@ -143,6 +147,47 @@ def test_wrong_labels_and_rules_have_the_same_bits_in_the_pool() -> None:
 def test_what_has_no_meaning_is_refused(method: str, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         run(method, **settings)
+
+
+def test_a_client_cannot_claim_more_examples_than_the_limit() -> None:
+    """With a limit of one example, all clients weigh the same, whatever they claim."""
+
+    def claiming(done: Done) -> Done:
+        message = decode(done.reply or b"")
+        return replace(done, reply=encode(replace(message, fields={**message.fields, "samples": 10**6})))
+
+    liar = Tampering(3, claiming)
+    honest, capped, believed = (
+        run("fedavg", cohort=6, engine=engine, aggregation=rule).summary["weights_sha256"]
+        for engine, rule in (
+            (Inline(), Aggregation(max_samples=1)),
+            (liar, Aggregation(max_samples=1)),
+            (liar, Aggregation()),
+        )
+    )
+    assert honest == capped != believed
+
+
+def test_a_client_with_too_many_invalid_replies_is_left_out(tmp_path: Path) -> None:
+    """It is asked in the first two rounds and not after them, also by a run that is resumed."""
+    nonsense = Tampering(3, lambda done: replace(done, reply=b"nonsense"))
+    given: dict[str, Any] = {"cohort": 6, "engine": nonsense, "aggregation": Aggregation(strikes=2)}
+    run("fedavg", rounds=2, directory=tmp_path, **given)
+    found = run("fedavg", rounds=4, directory=tmp_path, **given)
+    rounds = [event for event in found.history if event["event"] == "round"]
+    assert [3 in event["cohort"] for event in rounds] == [True, True, False, False]
+    assert [event.get("left_out") for event in rounds] == [None, None, [3], [3]]
+    assert [len(event["failures"]) for event in rounds] == [1, 1, 0, 0]
+    assert outcome(found) == outcome(run("fedavg", rounds=4, **given))
+
+
+def test_divergence_is_not_held_against_a_client() -> None:
+    def diverged(done: Done) -> Done:
+        message = decode(done.reply or b"")
+        return replace(done, reply=encode(replace(message, fields={**message.fields, "loss": float("nan")})))
+
+    found = run("fedavg", rounds=3, cohort=6, engine=Tampering(3, diverged), aggregation=Aggregation(strikes=1))
+    assert all(3 in event["cohort"] for event in found.history if event["event"] == "round")
 
 
 def test_settings_are_checked() -> None:

@@ -30,6 +30,10 @@ class Aggregation:
     """Largest 2-norm of the change that a client may send, for `norm_bound`."""
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """Largest share of hostile clients in a round that `trimmed_mean`, `krum` and `multi_krum` should withstand."""
+    max_samples: Annotated[int, Field(ge=1)] | None = None
+    """Largest number of examples that counts for a client's weight: clients say themselves how many they have."""
+    strikes: Annotated[int, Field(ge=1)] | None = None
+    """Invalid replies after which a client is left out for the rest of the run. Default: none is left out."""
 
     def __post_init__(self) -> None:
         if (self.rule == "norm_bound") != (self.bound is not None):

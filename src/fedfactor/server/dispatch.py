@@ -19,7 +19,7 @@ from fedfactor.protocol.plan import Reply, Tensors, pull
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import HeldTensors, States
-from fedfactor.protocol.validation import SentJob, check_report, check_statistics, check_upload
+from fedfactor.protocol.validation import DIVERGED, SentJob, check_report, check_statistics, check_upload
 from fedfactor.rng import torch_rng
 from fedfactor.server.spool import Spool
 from fedfactor.server.state import Server
@@ -34,10 +34,16 @@ class Failure:
 
     client: int
     reason: str
+    fault: bool = False
+    """Whether the client sent a reply that no honest client sends."""
 
     def __post_init__(self) -> None:
         # Parts of a reason may come from the client.
         object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])
+
+    def event(self) -> dict[str, Any]:
+        """Return the failure as plain data."""
+        return {"client": self.client, "reason": self.reason} | ({"fault": True} if self.fault else {})
 
 
 @dataclass
@@ -281,7 +287,7 @@ class Dispatch:
         try:
             return check_upload(self._setup.at(round), decode(done.reply), sent, round)
         except BadMessage as error:
-            return Failure(done.client, str(error))
+            return Failure(done.client, str(error), fault=not str(error).startswith(DIVERGED))
 
     def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
         """Send evaluation, calibration or storing jobs for the server's current model, and return the valid replies.

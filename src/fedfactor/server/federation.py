@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -91,6 +92,8 @@ class Federation:
             raise ValueError(reason)
         if reason := self.buffering.refuses(setup.method, setup.optimizer, self.fleet):
             raise ValueError(reason)
+        if self.buffering.buffered and self.aggregation.strikes:
+            raise ValueError('aggregation.strikes is for synchronous rounds, and rounds.mode is "buffered"')
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
         setup.task.check_outputs(setup.network(self.capacities.levels[0]))
         if setup.base_sha256 and not setup.trained(1.0):
@@ -103,6 +106,7 @@ class Federation:
         if self.clock:
             self.capacities = self.clock.fitted(self.capacities)
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
+        self._faults = Counter[int]()
         self.buffer = None
         if self.buffering.buffered and self.clock:
             seed, participant = setup.training.seed, self.dispatch.participant
@@ -191,6 +195,8 @@ class Federation:
                 f"become shorter. Set train.rounds to {info['round']} or more"
             )
         self.journal.cut(info["events"])
+        for event in self.journal.events:
+            self._count_faults(event)
         self.on_event({"event": "resumed", "round": info["round"], "past": list(self.journal.events)})
         return Server.from_bytes(data, info)
 
@@ -277,13 +283,15 @@ class Federation:
             **cost,
             "macs": counts["macs"],
             "totals": totals,
-            "failures": [asdict(failure) for failure in answers.failures],
+            "failures": [failure.event() for failure in answers.failures],
             **link_costs(moved, answers.busy, len(cohort), self.rounds.joules_per_byte),
         }
         if timeline:
             event["clock"] = timeline.event()
         if window:
             event["buffered"] = window.event()
+        if self.left_out:
+            event["left_out"] = self.left_out
         if answers.late:
             event["late"] = answers.late
         if isinstance(setup.method, Diagnostics):
@@ -298,9 +306,18 @@ class Federation:
         self._commit(new)
         return new
 
+    @property
+    def left_out(self) -> list[int]:
+        """The clients that have sent so many invalid replies that they are not asked any more."""
+        most = self.aggregation.strikes
+        return [] if most is None else sorted(client for client, count in self._faults.items() if count >= most)
+
     def _synchronous(self, round: int) -> Taking:
         """Return the clients of a round that waits for its cohort."""
         clients = self.rounds.cohort_of(self.setup.training.seed, round, self.population)
+        clients = [client for client in clients if client not in self.left_out]
+        if not clients:
+            raise QuorumLost(f"round {round + 1}: all its clients are left out: they sent invalid replies before")
         wanted = len(clients)
         clients = self.clock.asked(clients, round) if self.clock else clients
         asked = [self.dispatch.participant(client, round) for client in clients]
@@ -430,7 +447,7 @@ class Federation:
         lost = {
             "event": "lost",
             "round": round + 1,
-            "failures": [asdict(failure) for failure in failures],
+            "failures": [failure.event() for failure in failures],
         }
         self._note(lost)  # removed again when the run is resumed
         clients: dict[str, list[int]] = {}
@@ -450,7 +467,11 @@ class Federation:
 
     def _note(self, event: dict[str, Any]) -> None:
         self.journal.append(event)
+        self._count_faults(event)
         self.on_event(event)
+
+    def _count_faults(self, event: dict[str, Any]) -> None:
+        self._faults.update(one["client"] for one in event.get("failures", ()) if one.get("fault"))
 
     @timed("committing")
     def _commit(self, server: Server) -> None:

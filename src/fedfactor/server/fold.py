@@ -27,7 +27,7 @@ class RoundFold:
     """Adds the replies of a round, one by one: the method's mean, the optimizer's sums, and what the round records."""
 
     def __init__(self, setup: Setup, server: Server, view: Tensors, store: Store, rule: Aggregation) -> None:
-        self._setup, self._server, self._store, self._bound = setup, server, store, rule.bound
+        self._setup, self._server, self._store, self._rule = setup, server, store, rule
         self.method_fold = setup.method.fold(server.tensors, view, setup.network)
         if rule.gathers:
             self.method_fold = gathered(rule, self.method_fold, store.scratch)
@@ -45,8 +45,10 @@ class RoundFold:
     def add(self, reply: Reply) -> None:
         """Add a valid reply."""
         setup = self._setup
-        if self._bound is not None:
-            reply = shortened(reply, self._bound)
+        if self._rule.bound is not None:
+            reply = shortened(reply, self._rule.bound)
+        if self._rule.max_samples is not None:
+            reply = replace(reply, samples=min(reply.samples, self._rule.max_samples))
         self.method_fold.add(replace(reply, samples=1) if setup.optimizer.uniform else reply)
         self._extras.add(reply.plan, reply.extras)
         self._largest = max(self._largest, (reply.norm, reply.client))
