@@ -51,6 +51,12 @@ def factor_names(network: nn.Module, factor: str) -> set[str]:
     return {f"{name}.{factor}".removeprefix(".") for name, w in factor_weights(network).items() if factor in w.factors}
 
 
+def factor_scales(network: nn.Module) -> dict[str, float]:
+    """Return alpha / r of each layer with factors u and v, by the names of these without the last letter."""
+    layers = {f"{name}.".removeprefix("."): weight for name, weight in factor_weights(network).items()}
+    return {prefix: weight.scale for prefix, weight in layers.items() if "u" in weight.factors}
+
+
 @dataclass(frozen=True)
 class RankedLora(Lora):
     """LoRA where a client of capacity p trains the first p r components of each layer."""
