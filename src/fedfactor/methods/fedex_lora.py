@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import nn
+
 from fedfactor.factor.products import WeightedProducts
 from fedfactor.methods.flexlora import averages_only
-from fedfactor.methods.lora import Lora, factor_scales
+from fedfactor.methods.lora import Lora, factor_scales, with_bases
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Fold, Networks, Traits
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, HoldersMean, Reply, Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import register
+from fedfactor.task import Build
 
 
 @register("methods", "fedex_lora", paper="arXiv:2410.09432")
@@ -39,6 +42,10 @@ class FedExLora(Lora):
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
         """Refuse optimizers that do more than averaging."""
         return averages_only(self.name, optimizer) or super().refuses(optimizer, codec, training)
+
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the model, in which each factorised layer has a base."""
+        return with_bases(super().network(build, capacity))
 
     def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Average all tensors, and collect the products of the factors' changes."""

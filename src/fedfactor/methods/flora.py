@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from fedfactor.factor.base import spread
 from fedfactor.factor.products import WeightedProducts
 from fedfactor.methods.flexlora import averages_only
-from fedfactor.methods.lora import RankedLora, factor_scales
+from fedfactor.methods.lora import RankedLora, factor_scales, with_bases
 from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.method import Fold, Networks, Traits
@@ -19,6 +20,7 @@ from fedfactor.protocol.plan import Held, HoldersMean, Reply, Tensors
 from fedfactor.protocol.settings import Training
 from fedfactor.registry import register
 from fedfactor.rng import torch_rng
+from fedfactor.task import Build
 
 
 @register("methods", "flora", paper="arXiv:2409.05976")
@@ -44,6 +46,10 @@ class FLoRA(RankedLora):
     def refuses(self, optimizer: Optimizer, codec: Codec, training: Training | None = None) -> str | None:
         """Refuse optimizers that do more than averaging."""
         return averages_only(self.name, optimizer) or super().refuses(optimizer, codec, training)
+
+    def network(self, build: Build, capacity: float) -> nn.Module:
+        """Return the model, in which each factorised layer has a base."""
+        return with_bases(super().network(build, capacity))
 
     def fold(self, server: Tensors, view: Tensors, networks: Networks) -> Fold:
         """Stack the factors, and average all other tensors."""

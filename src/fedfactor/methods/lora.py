@@ -12,6 +12,7 @@ from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import factorised
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.nn import factor_weights
+from fedfactor.nn.frozen import Frozen
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.method import Participant, Traits
 from fedfactor.protocol.plan import Plan, Tensors, slice_plan
@@ -49,6 +50,14 @@ class Lora(LowRankMethod):
 def factor_names(network: nn.Module, factor: str) -> set[str]:
     """Return the names of one factor in all layers that have it."""
     return {f"{name}.{factor}".removeprefix(".") for name, w in factor_weights(network).items() if factor in w.factors}
+
+
+def with_bases(network: nn.Module) -> nn.Module:
+    """Give each factorised layer that has no frozen base one of zeros, to which rounds can add; return the network."""
+    for weight in factor_weights(network).values():
+        if weight.base is None:
+            weight.base = Frozen(next(iter(weight.factors.values())).new_zeros(weight.shape.size))
+    return network
 
 
 def factor_scales(network: nn.Module) -> dict[str, float]:

@@ -109,7 +109,6 @@ class Setup:
         if capacity not in self._networks:
             with unfitted():  # its values are replaced in any case
                 built = self.initial(capacity)
-            self.move(built, {})
             self._networks[capacity] = built
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
             self._fixed[capacity] = frozenset(fixed_names(built))
@@ -118,18 +117,18 @@ class Setup:
     def move(self, network: nn.Module, total: Tensors) -> None:
         """Set the base of a network to the given one plus the sum of its moves, if the method moves it.
 
-        Layers without a base of their own have zeros, to which moves are added.
+        Layers that the method factorises without a given base start from zeros.
         """
         if not self.method.traits.moves_base:
             return
         given = factor_weights(self._prototype[0]) if self._prototype else {}
         for name, layer in factor_weights(network).items():
-            like = next(iter(layer.factors.values()))
+            assert layer.base is not None
             base = given[name].base if name in given else None
-            start = like.new_zeros(layer.shape.size) if base is None else base.to(like.device)
+            start = torch.zeros_like(layer.base) if base is None else base.to(layer.base.device)
             moved = total.get(f"{name}.w".removeprefix("."))
-            now = start if moved is None else start + moved.to(like.device)
-            layer.base = Frozen(now.to(like.dtype))
+            now = start if moved is None else start + moved.to(start.device)
+            layer.base = Frozen(now.to(layer.base.dtype))
 
     def initial(self, capacity: float) -> nn.Module:
         """Build the network of a capacity with its initial values.
