@@ -29,7 +29,8 @@ class Lora(LowRankMethod):
 
     B (out, r), here `u`, starts at zero and A (r, in), here `v`, at random. A convolution has A as its kernel and B as
     a 1 x 1 convolution, as in PEFT. The mean of the products is not the product of the means, so the server's change
-    differs from the mean of the clients' changes; `ffa_lora`, `rolora`, `flexlora` and `fed_sb` avoid this.
+    differs from the mean of the clients' changes; `ffa_lora`, `rolora`, `flexlora`, `fed_sb`, `fedex_lora` and `flora`
+    avoid this.
 
     Deviations: the paper fine-tunes language models on instructions. Without `[tune]`, there is no frozen W0, and the
     factors are drawn at random or fitted to the weights.

@@ -206,7 +206,7 @@ class Run:
         return steady(lambda: self._store().clients("client"))
 
     def private(self, client: int) -> dict[str, Tensors]:
-        """Return a client's state: its private tensors (`kept`) and the states of `optimizer` and `codec`.
+        """Return a client's state: private tensors (`kept`), states of `optimizer` and `codec`, moves of the base (`moved`).
 
         Empty if it has none.
         """
