@@ -133,11 +133,14 @@ def test_same_bits_on_flower_and_a_node_with_another_base_is_refused(
         return {**said, "base": "0" * 64} if self.client == 2 else said
 
     monkeypatch.setattr(ClientNode, "hello", hello)
-    again = grid.Deployment(tmp_path / "again", chosen)
-    done = again.serve(wait=1.0)
-    assert all(event["cohort"] and len(event["failures"]) == 1 for event in done.history if event["event"] == "round")
-    assert "the base of its model has the SHA-256 000" in grid.refusals(caplog)
-    assert "give it the same pre-trained weights" in grid.refusals(caplog)
+    own = [{"client": i, "data": "digits", "data-options": '{"test_share": 0.8}'} for i in range(4)]
+    for data, configs in (("recipe", None), ("nodes", own)):
+        caplog.clear()
+        done = grid.Deployment(tmp_path / data, chosen, configs=configs, data=data).serve(wait=0.2)
+        failed = [[f["client"] for f in event["failures"]] for event in done.history if event["event"] == "round"]
+        assert failed == [[2], [2], [2]], data
+        assert "the base of its model has the SHA-256 000" in grid.refusals(caplog)
+        assert "give it the same pre-trained weights" in grid.refusals(caplog)
 
 
 def test_models_that_cannot_be_tuned_are_refused_in_words() -> None:

@@ -206,9 +206,9 @@ class Run:
         return steady(lambda: self._store().clients("client"))
 
     def private(self, client: int) -> dict[str, Tensors]:
-        """Return a client's state: private tensors (`kept`), states of `optimizer` and `codec`, moves of the base (`moved`).
+        """Return a client's state: its private tensors (`kept`) and the states of `optimizer` and `codec`.
 
-        Empty if it has none.
+        With a method that moves the base, `moved` is the sum of the moves. Empty if the client has no state.
         """
         state = steady(lambda: self._store().read("client", client))
         try:
