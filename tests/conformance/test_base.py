@@ -134,11 +134,11 @@ def test_same_bits_on_flower_and_a_node_with_another_base_is_refused(
 
     monkeypatch.setattr(ClientNode, "hello", hello)
     own = [{"client": i, "data": "digits", "data-options": '{"test_share": 0.8}'} for i in range(4)]
-    for data, configs in (("recipe", None), ("nodes", own)):
+    for place, configs in (("recipe", None), ("nodes", own)):
         caplog.clear()
-        done = grid.Deployment(tmp_path / data, chosen, configs=configs, data=data).serve(wait=0.2)
+        done = grid.Deployment(tmp_path / place, chosen, configs=configs, data=place).serve(wait=0.2)
         failed = [[f["client"] for f in event["failures"]] for event in done.history if event["event"] == "round"]
-        assert failed == [[2], [2], [2]], data
+        assert failed == [[2], [2], [2]], place
         assert "the base of its model has the SHA-256 000" in grid.refusals(caplog)
         assert "give it the same pre-trained weights" in grid.refusals(caplog)
 

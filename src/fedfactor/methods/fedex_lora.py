@@ -11,7 +11,7 @@ from fedfactor.factor.products import WeightedProducts
 from fedfactor.methods.flexlora import averages_only
 from fedfactor.methods.lora import Lora, factor_scales, with_bases
 from fedfactor.protocol.codecs import Codec
-from fedfactor.protocol.method import Fold, Networks, Traits
+from fedfactor.protocol.method import Fold, MovingFold, Networks, Traits
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, HoldersMean, Reply, Tensors
 from fedfactor.protocol.settings import Training
@@ -52,7 +52,7 @@ class FedExLora(Lora):
         return ResidualMean(view, self.weight, factor_scales(networks(1.0)))
 
 
-class ResidualMean(HoldersMean):
+class ResidualMean(HoldersMean, MovingFold):
     """The mean of all tensors, and the error of the products of averaged factors.
 
     With B_k = B + b_k and A_k = A + a_k, it is mean(b_k a_k) - mean(b_k) mean(a_k): no large numbers cancel out.
@@ -61,7 +61,7 @@ class ResidualMean(HoldersMean):
     def __init__(self, view: Tensors, weight: Callable[[Reply], float], scales: Mapping[str, float]) -> None:
         super().__init__(view, weight)
         self._products = {layer: (scale, WeightedProducts()) for layer, scale in scales.items()}
-        self.moves: Tensors = {}
+        self.moves = {}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""

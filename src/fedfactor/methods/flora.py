@@ -14,7 +14,7 @@ from fedfactor.methods.flexlora import averages_only
 from fedfactor.methods.lora import RankedLora, factor_scales, with_bases
 from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.codecs import Codec
-from fedfactor.protocol.method import Fold, Networks, Traits
+from fedfactor.protocol.method import Fold, MovingFold, Networks, Traits
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Held, HoldersMean, Reply, Tensors
 from fedfactor.protocol.settings import Training
@@ -56,7 +56,7 @@ class FLoRA(RankedLora):
         return StackedMean(view, self.weight, factor_scales(networks(1.0)))
 
 
-class StackedMean(HoldersMean):
+class StackedMean(HoldersMean, MovingFold):
     """The mean of all tensors but factors, which are stacked and then start anew."""
 
     def __init__(self, view: Tensors, weight: Callable[[Reply], float], scales: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class StackedMean(HoldersMean):
         self._factors = {f"{layer}{factor}" for layer in scales for factor in "uv"}
         self._changed: set[str] = set()
         self._count = 0
-        self.moves: Tensors = {}
+        self.moves = {}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""

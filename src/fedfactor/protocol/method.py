@@ -147,9 +147,8 @@ class Fold(Protocol):
         ...
 
 
-@runtime_checkable
-class MovingFold(Fold, Protocol):
-    """The fold of a method that moves the frozen base (`Traits.moves_base`)."""
+class MovingFold:
+    """Mixin for the fold of a method that moves the frozen base (`Traits.moves_base`)."""
 
     moves: Tensors
     """What the round adds to the weights of the base, known after `result`: see `protocol/moves.py`."""
