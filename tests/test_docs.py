@@ -15,18 +15,22 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 import fedfactor as library
 from fedfactor import registry
+from fedfactor.protocol.message import read_weights
 from fedfactor.protocol.plan import Reply, whole_plan
 from fedfactor.registry import entries
+from fedfactor.runs.recipe import override, read, resolve
 from fedfactor.tables import compute
 from fedfactor.testing import PROMISES
 from tests.helpers.command import fedfactor
 from tests.helpers.folding import folded
+from tests.helpers.grid import Deployment
 from tests.helpers.tiny import run
 
 ROOT = Path(__file__).parents[1]
@@ -207,23 +211,7 @@ def test_links_work_in_the_repository_without_building_the_site(source: str) -> 
 def test_the_tutorial_works_from_start_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = ""
-    for language, title, body in blocks("tutorial.md"):
-        if title:
-            Path(title).write_text(body)
-        for line in body.splitlines() if language == "sh" else []:
-            program, *words = shlex.split(line)
-            if line == "export PYTHONPATH=.":
-                monkeypatch.syspath_prepend(tmp_path)
-            elif program == "python":
-                runpy.run_path(words[0], run_name="__main__")
-                said += capsys.readouterr().out
-            else:
-                assert program == "fedfactor", line
-                done = fedfactor(*words)
-                assert done.exit_code == 0, (line, done.output)
-                said += done.stdout
+    said = followed("tutorial.md", tmp_path, monkeypatch, capsys)
     summary = json.loads((tmp_path / "runs" / "mine" / "summary.json").read_text())
     assert summary["rounds"] == 6 and summary["final_accuracy"] > 0.5
     assert f"Sequential {summary['final_accuracy']}" in said
@@ -232,6 +220,63 @@ def test_the_tutorial_works_from_start_to_end(
     assert (tmp_path / "runs" / "side" / "fedavg" / "seed-1" / "summary.json").exists()
     state = torch.load(tmp_path / "net.pt", weights_only=True)
     assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def followed(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Write the files of a page to a folder and run its commands there; return what they print."""
+    monkeypatch.chdir(folder)
+    said = ""
+    for language, title, body in blocks(page):
+        if title and language != "text":
+            Path(title).write_text(body)
+        for line in body.splitlines() if language == "sh" else []:
+            program, *words = shlex.split(line)
+            if line == "export PYTHONPATH=.":
+                monkeypatch.syspath_prepend(folder)
+            elif program == "python":
+                runpy.run_path(words[0], run_name="__main__")
+                said += capsys.readouterr().out
+            else:
+                assert program == "fedfactor", line
+                done = fedfactor(*words)
+                assert done.exit_code == 0, (line, done.output)
+                said += done.stdout
+    return said
+
+
+def test_three_hospitals_tune_a_transformer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one machine as the page says, then with the page's `join` commands as nodes of a grid in this process."""
+    followed("hospitals.md", tmp_path, monkeypatch, capsys)
+    trial, common = (
+        json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("trial", "common")
+    )
+    assert trial["final_accuracy"] > 0.9 and 0.6 < common["final_accuracy"] < 0.7, "as the page says"
+    texts = {title: body for language, title, body in blocks("hospitals.md") if language == "text" and title}
+
+    def settings(command: str) -> dict[str, Any]:
+        """Return what `--config` and `--client` of a command set, as the command line reads it."""
+        words = shlex.split(command)
+        found = override({}, [words[i + 1] for i, word in enumerate(words) if word == "--config"])
+        named = {"client": words[words.index("--client") + 1]} if "--client" in words else {}
+        options = {"data-options": json.dumps(found.pop("data-options"))} if "data-options" in found else {}
+        return named | found | options
+
+    nodes = [settings(line) for line in texts["hospitals"].splitlines()]
+    assert [node["client"] for node in nodes] == ["north", "south", "west"]
+    chosen = resolve(read(tmp_path / "hospitals.toml"))
+    deployed = Deployment(tmp_path / "deployed", chosen, configs=nodes, **settings(texts["server"]))
+    result = deployed.serve()
+    scores = result.history[-1]["all"]["each"]
+    assert result.summary["failures"] == 0 and min(scores) > 0.8
+    (directory,) = (tmp_path / "deployed" / "node-2").glob("*/client-2")  # names are numbered in their order
+    line = texts["export"].replace("state/RUN/client-2", str(directory))
+    done = fedfactor(*shlex.split(line)[1:])
+    assert done.exit_code == 0 and f"accuracy {scores[2]:.4f}" in done.stdout, done.output
+    weights, base = read_weights(tmp_path / "west.safetensors"), torch.load(tmp_path / "base.pth", weights_only=True)
+    assert torch.equal(weights["embedding.weight"], base["embedding.weight"])
+    assert not torch.equal(weights["encoder.layers.0.linear1.weight"], base["encoder.layers.0.linear1.weight"])
 
 
 def test_the_files_of_the_page_on_local_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

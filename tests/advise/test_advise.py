@@ -92,6 +92,12 @@ def test_sizes_are_those_of_a_real_round(method: str) -> None:
         assert size.macs == pytest.approx(result.federation.costs.macs(level))
 
 
+def test_methods_that_cannot_fine_tune_are_named() -> None:
+    found = advise(asked(settings=('tune.train=["fc"]',), methods=("fedavg", "lora", "flora", "fjord")))
+    assert {fit.method.name for fit in found.fits} == {"fedavg", "lora", "flora"}
+    assert found.misfits["fjord"].startswith("fjord cannot fine-tune a frozen base ([tune])")
+
+
 def test_memory_by_hand() -> None:
     weights, inputs = 4 * (64 * 10 + 10), 4 * 10 * 64
     for momentum, copies in ((0.0, 2), (0.9, 3)):

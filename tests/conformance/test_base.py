@@ -13,13 +13,16 @@ from torch import nn
 
 from fedfactor import Tune, load
 from fedfactor.engines import Pool
+from fedfactor.engines.flower.adapter import unpack
 from fedfactor.methods import FedPer
 from fedfactor.nn.frozen import base_of
+from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.registry import create
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.execute import run as run_recipe
 from fedfactor.runs.flower.node import ClientNode
+from fedfactor.runs.recipe import Recipe
 from fedfactor.testing.promises import InAnotherProcess, client_network, combinations, refusal
 from tests.helpers import grid
 from tests.helpers.bases import Adapted, other_base
@@ -130,11 +133,14 @@ def test_same_bits_on_flower_and_a_node_with_another_base_is_refused(
         return {**said, "base": "0" * 64} if self.client == 2 else said
 
     monkeypatch.setattr(ClientNode, "hello", hello)
-    again = grid.Deployment(tmp_path / "again", chosen)
-    done = again.serve(wait=1.0)
-    assert all(event["cohort"] and len(event["failures"]) == 1 for event in done.history if event["event"] == "round")
-    assert "the base of its model has the SHA-256 000" in grid.refusals(caplog)
-    assert "give it the same pre-trained weights" in grid.refusals(caplog)
+    own = [{"client": i, "data": "digits", "data-options": '{"test_share": 0.8}'} for i in range(4)]
+    for place, configs in (("recipe", None), ("nodes", own)):
+        caplog.clear()
+        done = grid.Deployment(tmp_path / place, chosen, configs=configs, data=place).serve(wait=0.2)
+        failed = [[f["client"] for f in event["failures"]] for event in done.history if event["event"] == "round"]
+        assert failed == [[2], [2], [2]], place
+        assert "the base of its model has the SHA-256 000" in grid.refusals(caplog)
+        assert "give it the same pre-trained weights" in grid.refusals(caplog)
 
 
 def test_models_that_cannot_be_tuned_are_refused_in_words() -> None:
@@ -179,6 +185,8 @@ def test_every_method_tunes_a_frozen_base(method: str, tmp_path: Path) -> None:
         names = {name.partition("/")[2].partition(":")[0] for name in message.tensors}
         assert not names & {*base, *private, "conv2.weight", "hidden.weight"}
     assert not {*whole.server.tensors} & {*base}
+    secrets = [given_body()[f"{name}.weight"].numpy().tobytes() for name in ("conv1", "conv2", "hidden")]
+    assert not any(secret in message for secret in secrets for message in [*engine.up, *engine.down])
     with Pool(2) if method in FAMILIES else nullcontext(InAnotherProcess()) as elsewhere:
         assert lasting(change(method, engine=elsewhere, evaluate_clients="all")) == lasting(whole)
 
@@ -190,12 +198,56 @@ def test_every_method_tunes_a_frozen_base(method: str, tmp_path: Path) -> None:
         change(method, directory=tmp_path / "run", on_event=stop, evaluate_clients="all")
     assert lasting(change(method, directory=tmp_path / "run", evaluate_clients="all")) == lasting(whole)
     for path in (tmp_path / "run").rglob("*"):
-        assert not path.is_file() or given_body()["conv1.weight"].numpy().tobytes() not in path.read_bytes(), path
+        assert not path.is_file() or not any(secret in path.read_bytes() for secret in secrets), path
 
 
 def given_body() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return {name: tensor for name, tensor in Tiny().state_dict().items() if not name.startswith("fc")}
+
+
+LORA = [name for name in METHODS if "lora" in name or name in ("fedsvd", "fed_sb")]
+
+
+def adapter_recipe(method: str, **settings: Any) -> Recipe:
+    """Return two rounds of three of four clients, with ranks 8 and 4 where a method has them."""
+    options = {"targets": ["hidden"], "train": ["fc"]}
+    return grid.recipe(method, tune=options, **{"train": {"rounds": 2, "cohort": 3}, **settings})
+
+
+@pytest.mark.parametrize("method", LORA)
+def test_adapters_give_the_same_bits_on_flower(method: str, tmp_path: Path) -> None:
+    """Nothing private and nothing of the base reaches the server."""
+    chosen = adapter_recipe(method)
+    deployment = grid.Deployment(tmp_path, chosen)
+    result = deployment.serve()
+    assert grid.outcome(result) == grid.outcome(run_recipe(chosen)) and result.summary["failures"] == 0
+    setup = result.federation.setup
+    private = setup.method.private_names(setup.network(1.0))
+    assert bool(private) == (method == "fedsa_lora")
+    weight = base_of(setup.build())["hidden.base"].numpy().tobytes()
+    for message in [*deployment.grid.pushed, *deployment.grid.pulled]:
+        sent = bytes(unpack(message.content)[0] or b"")
+        assert weight not in sent
+        assert not sent or not private & {*sections(decode(bytearray(sent)).tensors).get("model", {})}
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or weight not in path.read_bytes(), path
+
+
+def test_a_node_that_lost_its_state_gets_all_moves_of_the_base_anew(tmp_path: Path) -> None:
+    """The server cannot know who has lost it, so all clients get the sum, and come to the same model."""
+    chosen = adapter_recipe("flora", train={"rounds": 3, "cohort": 4})
+    deployment = grid.Deployment(tmp_path, chosen, **{"lost-state": "restart"})
+
+    def lose(message: Any, reply: Any) -> Any:
+        for path in (tmp_path / "node-1").rglob("client-1/*"):
+            path.unlink()
+        return reply
+
+    deployment.grid.tamper[grid.FIRST_ID + 1] = lose
+    result, expected = deployment.serve(), run_recipe(chosen)
+    assert result.summary["failures"] == 0
+    assert result.summary["weights_sha256"] == expected.summary["weights_sha256"]
 
 
 @pytest.mark.parametrize("method", sorted({*METHODS} - {*TUNABLE}))

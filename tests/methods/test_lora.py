@@ -19,12 +19,14 @@ import fedfactor
 from fedfactor import FederatedData, Tune
 from fedfactor.methods import (
     FedAvg,
+    FedExLora,
     FedHM,
     FedSALora,
     FedSB,
     FedSVD,
     FFALora,
     FlexLora,
+    FLoRA,
     HetLora,
     Lora,
     LowRankMethod,
@@ -184,6 +186,25 @@ def test_fed_sb_trains_a_core_between_the_singular_vectors_of_the_weight() -> No
     assert server(one) == {"r": [[-0.25]]} and change(one) == [[-0.25, 0.0], [0.0, 0.0]]
 
 
+def test_fedex_lora_adds_the_error_of_the_mean_to_the_base() -> None:
+    """The factors are those of LoRA; what they lack is mean(B A) - mean(B) mean(A), times s = 2."""
+    one, two = rounds(FedExLora(rank=1)), rounds(FedExLora(rank=1), 2)
+    assert one.server.moves.total == {}, "A did not change, so the mean of round 1 is exact"
+    assert server(two) == {"u": [[-1.0], [-2.0]], "v": [[1.25, 2.5]]}
+    assert two.server.moves.total["fc.w"].tolist() == [[-0.25, 0.5], [0.5, -1.0]]
+    assert change(two) == [[-2.75, -4.5], [-4.5, -11.0]], "the mean of the clients' changes"
+
+
+def test_flora_merges_the_stack_into_the_base_and_starts_anew() -> None:
+    """s = 1, B_1 A_1 = ((-5, -7), (0, 0)) of rank 2, and B_2 A_2 = ((0, 0), (-1, -2)) of rank 1."""
+    result = rounds(FLoRA(rank=2), **RANKS)
+    assert result.server.moves.total["fc.w"].tolist() == [[-2.5, -3.5], [-0.5, -1.0]] == change(result)
+    found = server(result)
+    assert found["u"] == [[0.0, 0.0], [0.0, 0.0]] and found["v"] != A.tolist()
+    assert server(rounds(FLoRA(rank=2), **RANKS)) == found, "the next A depends on the run alone"
+    assert server(rounds(FLoRA(rank=2), 2, **RANKS))["v"] != found["v"], "it is another one in each round"
+
+
 # The server's change is the mean of the clients' changes.
 
 
@@ -214,11 +235,14 @@ def gap(method: Method, targets: tuple[str, ...] = ("conv2", "hidden"), **settin
 
 @pytest.mark.parametrize(
     "method",
-    [FFALora(rank=4), RoLora(rank=4), FlexLora(rank=16), FedSVD(rank=4), FedSB(rank=4), FedAvg()],
+    [
+        FFALora(rank=4), RoLora(rank=4), FlexLora(rank=16), FedSVD(rank=4), FedSB(rank=4), FedExLora(rank=4),
+        FLoRA(rank=16), FedAvg(),
+    ],
     ids=lambda method: method.name,
-)
+)  # fmt: skip
 def test_exact_means(method: Method) -> None:
-    if isinstance(method, FlexLora):  # the rank of this layer is 16
+    if isinstance(method, (FlexLora, FLoRA)):  # the rank of this layer is 16
         assert gap(method, ("conv2",), capacities={1.0: 0.5, 0.5: 0.5}) < 1e-6
     else:
         assert gap(method, capacities=None) < 1e-6
@@ -237,7 +261,7 @@ def test_lora_is_low_rank_under_another_name() -> None:
 
 def test_ranks_follow_the_capacities_and_the_scale_does_not() -> None:
     settings: dict[str, Any] = {"model": Tiny(), "tune": Tune(targets=("hidden",), alpha=8.0), "rounds": 0}
-    for method in (RaFLora(rank=4), HetLora(rank=4), FlexLora(rank=4)):
+    for method in (RaFLora(rank=4), HetLora(rank=4), FlexLora(rank=4), FLoRA(rank=4)):
         setup = run(method, **settings).federation.setup
         layers = [factor_weights(setup.network(level))["hidden"] for level in (1.0, 0.5)]
         assert [len(layer.factors["v"]) for layer in layers] == [4, 2]

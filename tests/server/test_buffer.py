@@ -134,6 +134,7 @@ def _replies(event: dict[str, Any]) -> list[tuple[int, int]]:
         ({"fleet": None}, r"needs a \[fleet\]"),
         ({"fleet": Fleet({"a": FAST, "b": SLOW}, deadline=9.0)}, "are for synchronous rounds"),
         ({"method": "fedhm"}, "fedhm needs synchronous rounds"),
+        ({"method": "fedex_lora"}, "fedex_lora needs synchronous rounds"),
         ({"method": "pufferfish"}, "pufferfish needs synchronous rounds"),
         ({"optimizer": "scaffold"}, "scaffold needs synchronous rounds"),
         ({"buffering": Buffering("buffered", buffer=5)}, "a buffer of 5 replies needs at least as many clients"),

@@ -139,6 +139,7 @@ def test_wrong_labels_and_rules_have_the_same_bits_in_the_pool() -> None:
     ("method", "settings", "reason"),
     [
         ("fedhm", {"aggregation": Aggregation("median")}, "median needs fixed coordinates, which fedhm does not have"),
+        ("fedex_lora", {"aggregation": Aggregation("median")}, "median has no mean whose error fedex_lora could add"),
         ("fedavg", {"aggregation": Aggregation("median"), "optimizer": "scaffold"}, "clients of scaffold send beside"),
         ("heterofl", {"aggregation": Aggregation("krum")}, "krum compares whole models"),
         ("fedavg", {"aggregation": Aggregation("krum", hostile=0.4)}, "at least three clients more than twice"),

@@ -14,6 +14,7 @@ from fedfactor import cost
 from fedfactor.advise.request import Request
 from fedfactor.data.clients import FederatedData
 from fedfactor.protocol.method import Method, form_of, forward_passes
+from fedfactor.protocol.setup import cannot_tune
 from fedfactor.runs.tasks import model_factory
 from fedfactor.server.costs import message_lengths, training_bytes
 from fedfactor.task import Task, like
@@ -67,6 +68,8 @@ class Gauge:
         reason = method.refuses(self.optimizer, self.codec, self.training)
         if reason:
             raise ValueError(reason)
+        if self.task.tune is not None and method.untunable:
+            raise ValueError(cannot_tune(method))
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:

@@ -153,8 +153,9 @@ def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Ten
     setup = setup.at(round)
     start = setup.kept(capacity)
     kept = {name: start.get(name, tensor) for name, tensor in own.get("kept", {}).items()}
+    guess = {"kept": kept, "moved": own.get("moved", {})}  # the server knows how far the base has moved
     if reply is not None:
-        network, ctx = ready(setup, message, {"kept": kept}, (inputs, targets))
+        network, ctx = ready(setup, message, guess, (inputs, targets))
         coded = sections(decode(reply).tensors)["model"]
         after = decode_up(setup.codec, setup.trained(capacity), coded, ctx.down)
         before = tensors_of(network)
@@ -166,7 +167,7 @@ def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Ten
         with seeded(derive(setup.training.seed, "train", round, client), first.device):
             batch = like(inputs, first), targets.to(first.device)
             seen = dict(zip(names, gradient(setup, network, ctx, batch, names, False), strict=True))
-    return Knowledge(message, {"kept": kept}, seen, targets)
+    return Knowledge(message, guess, seen, targets)
 
 
 def reconstruct(

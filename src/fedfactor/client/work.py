@@ -23,6 +23,7 @@ from fedfactor.protocol.coding import code_up, decode_down, decode_up, prefixed,
 from fedfactor.protocol.context import Context
 from fedfactor.protocol.message import Bytes, Message, decode, encode
 from fedfactor.protocol.method import Diagnostics
+from fedfactor.protocol.moves import SECTION, caught_up
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.setup import Setup, kept_of
@@ -65,6 +66,7 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Ex
         down=parts["model"],
         extras=_on(device, parts.get("extra", {})),
         state=_on(device, places.take(kept.get("optimizer", {}), parts["model"])),
+        moved=parts["moved"],
     )
 
 
@@ -106,6 +108,7 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
         **prefixed("optimizer", places.put(kept.get("optimizer", {}), optimizer_state)),
         **prefixed("codec", places.put(kept.get("codec", {}), codec_state)),
         **prefixed("local", packed(states, training.local_optimizer.name)),
+        **prefixed("moved", ctx.moved),
     }
     fields = {"client": ctx.client, "round": ctx.round}
     return encode(reply), encode(Message("state", fields, state)) if state else None
@@ -226,6 +229,8 @@ def filled_network(
     capacity, device = message.fields["capacity"], setup.training.torch_device
     network, parts = setup.network(capacity), sections(message.tensors)
     parts["model"] = _on(device, decode_down(setup.codec, setup.trained(capacity), parts.get("model", {})))
+    parts["moved"] = caught_up(kept.get("moved", {}), parts.pop(SECTION, {}))
+    setup.move(network, parts["moved"])
     own = _on(device, kept.get("kept") or setup.kept(capacity))
     setup.method.load(network, parts["model"], own, training=training)
     if setup.training.own_norms:

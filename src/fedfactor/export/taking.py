@@ -120,6 +120,7 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
     """Fill the network that a client trains as the client does, without the rounding of a codec."""
     setup, store = federation.setup.at(server.round), federation.store
     method, network = setup.method, copy.deepcopy(setup.network(who.capacity))
+    setup.move(network, server.moves.total)
     view = method.prepare(server.silenced(), {who.capacity: network}, training=False)
     plan = method.plan(view, who, network, None)
     down = method.download(view, who, plan, HeldTensors(store, "server"), network)

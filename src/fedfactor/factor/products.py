@@ -96,3 +96,54 @@ def _leading(products: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, 
     u, v = q_left @ u[:, :rank] * s[:rank], vh[:rank] @ q_right.T
     first, last = products[0]
     return u.to(first.dtype).view(-1, rank, *first.shape[2:]), v.to(last.dtype).view(rank, *last.shape[1:])
+
+
+class WeightedProducts:
+    """A weighted mean of products U V, in factors as long as these have fewer numbers than the mean itself."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, Tensor, Tensor]] = []
+        self._sum: Tensor | None = None
+        self._total = 0.0
+
+    def add(self, share: float, u: Tensor, v: Tensor) -> None:
+        """Add U V with this weight. Both are copied."""
+        self._total += share
+        self._parts.append((share, u.flatten(1).clone(), v.clone()))
+        if sum(u.numel() + v.numel() for _, u, v in self._parts) >= len(u) * v[0].numel():
+            self._sum = self._composed()
+
+    def mean(self) -> dict[str, Tensor]:
+        """Return factors `u` and `v` of the mean, or the mean itself as `w`."""
+        if self._sum is not None:
+            return {"w": self._composed() / self._total}
+        return _stacked([(share / self._total * u, v) for share, u, v in self._parts])
+
+    def residual(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """Return the mean of the products minus the product of their means U and V, in the same form as `mean`.
+
+        It is the sum of w_k (U_k - U) (V_k - C) for any C: with the last V_k as C, the last client adds nothing.
+        """
+        if self._sum is not None:
+            return {"w": self._composed() / self._total - product(u, v)}
+        *others, (_, _, last) = self._parts
+        return _stacked([(share / self._total * (own - u.flatten(1)), v - last) for share, own, v in others])
+
+    def _composed(self) -> Tensor:
+        """Return the sum; what was in factors is added to it."""
+        stacked = _stacked([(share * u, v) for share, u, v in self._parts])
+        self._parts = []
+        found = [part for part in (self._sum, product(**stacked) if stacked else None) if part is not None]
+        return sum(found[1:], found[0])
+
+
+def _stacked(products: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Return factors of a sum of products; none if there are no products."""
+    if not products:
+        return {}
+    return {"u": torch.cat([u for u, _ in products], 1), "v": torch.cat([v for _, v in products], 0)}
+
+
+def product(u: Tensor, v: Tensor) -> Tensor:
+    """Return U V in the shape of V with the rows of U: a convolution has V as its kernel."""
+    return (u.flatten(1) @ v.flatten(1)).view(len(u), *v.shape[1:])

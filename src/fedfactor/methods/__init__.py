@@ -8,6 +8,7 @@ from fedfactor.methods.fedavg import FedAvg
 from fedfactor.methods.fedbn import FedBN
 from fedfactor.methods.fedcac import FedCAC
 from fedfactor.methods.feddecomp import FedDecomp
+from fedfactor.methods.fedex_lora import FedExLora
 from fedfactor.methods.fedhm import FedHM
 from fedfactor.methods.fedpara import FedPara, PFedPara
 from fedfactor.methods.fedper import FedPer
@@ -20,6 +21,7 @@ from fedfactor.methods.ffa_lora import FFALora
 from fedfactor.methods.fjord import FjORD
 from fedfactor.methods.flanc import FLANC
 from fedfactor.methods.flexlora import FlexLora
+from fedfactor.methods.flora import FLoRA
 from fedfactor.methods.heterofl import HeteroFL
 from fedfactor.methods.hetlora import HetLora
 from fedfactor.methods.lg_fedavg import LGFedAvg
@@ -42,11 +44,13 @@ __all__ = [
     "FLANC",
     "Diagnostics",
     "FFALora",
+    "FLoRA",
     "FedAMP",
     "FedAvg",
     "FedBN",
     "FedCAC",
     "FedDecomp",
+    "FedExLora",
     "FedHM",
     "FedPara",
     "FedPer",

@@ -12,6 +12,7 @@ from fedfactor.factor.base import Scheme
 from fedfactor.methods.factorised import factorised
 from fedfactor.methods.low_rank import LowRankMethod
 from fedfactor.nn import factor_weights
+from fedfactor.nn.frozen import Frozen
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.method import Participant, Traits
 from fedfactor.protocol.plan import Plan, Tensors, slice_plan
@@ -28,7 +29,8 @@ class Lora(LowRankMethod):
 
     B (out, r), here `u`, starts at zero and A (r, in), here `v`, at random. A convolution has A as its kernel and B as
     a 1 x 1 convolution, as in PEFT. The mean of the products is not the product of the means, so the server's change
-    differs from the mean of the clients' changes; `ffa_lora`, `rolora`, `flexlora` and `fed_sb` avoid this.
+    differs from the mean of the clients' changes; `ffa_lora`, `rolora`, `flexlora`, `fed_sb`, `fedex_lora` and `flora`
+    avoid this.
 
     Deviations: the paper fine-tunes language models on instructions. Without `[tune]`, there is no frozen W0, and the
     factors are drawn at random or fitted to the weights.
@@ -49,6 +51,20 @@ class Lora(LowRankMethod):
 def factor_names(network: nn.Module, factor: str) -> set[str]:
     """Return the names of one factor in all layers that have it."""
     return {f"{name}.{factor}".removeprefix(".") for name, w in factor_weights(network).items() if factor in w.factors}
+
+
+def with_bases(network: nn.Module) -> nn.Module:
+    """Give each factorised layer that has no frozen base one of zeros, to which rounds can add; return the network."""
+    for weight in factor_weights(network).values():
+        if weight.base is None:
+            weight.base = Frozen(next(iter(weight.factors.values())).new_zeros(weight.shape.size))
+    return network
+
+
+def factor_scales(network: nn.Module) -> dict[str, float]:
+    """Return alpha / r of each layer with factors u and v, by the names of these without the last letter."""
+    layers = {f"{name}.".removeprefix("."): weight for name, weight in factor_weights(network).items()}
+    return {prefix: weight.scale for prefix, weight in layers.items() if "u" in weight.factors}
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class Aggregation:
             return None
         if method.traits.space != "slice":
             return f"aggregation.rule: {self.rule} needs fixed coordinates, which {method.name} does not have"
+        if self.gathers and method.traits.moves_base:
+            return f"aggregation.rule: {self.rule} has no mean whose error {method.name} could add to the base"
         if optimizer.keeps_state:
             return f"aggregation.rule: {self.rule} does not act on what clients of {optimizer.name} send beside weights"
         if self.rule in ("krum", "multi_krum"):

@@ -54,7 +54,7 @@ class Buffering:
             return 'rounds.mode = "buffered" needs a [fleet]: its virtual clock says who answers first'
         if fleet.deadline is not None or fleet.overselect > 1:
             return 'fleet.deadline and fleet.overselect are for synchronous rounds, and rounds.mode is "buffered"'
-        if method.traits.space != "slice" or isinstance(method, Staged):
+        if method.traits.space != "slice" or method.traits.moves_base or isinstance(method, Staged):
             return f"{method.name} needs synchronous rounds: replies to an earlier model do not fit the current one"
         if optimizer.keeps_state:
             return f"{optimizer.name} needs synchronous rounds: what clients keep belongs to one model of all"

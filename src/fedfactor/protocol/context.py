@@ -37,6 +37,8 @@ class Context:
     """Tensors that the optimizer sent with the model, by the name of the model's tensor they belong to."""
     state: Tensors
     """Tensors that the optimizer kept on this client."""
+    moved: Tensors = field(default_factory=dict)
+    """How far the base has moved, by layer."""
     travel: dict[str, float] = field(default_factory=dict)
     """How far a constant gradient of one would have moved each parameter: steps times learning rate, plus momentum.
 

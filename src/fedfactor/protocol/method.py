@@ -49,6 +49,8 @@ class Traits:
     """Whether the server's tensors are a complete model although clients keep private tensors."""
     moves: bool = False
     """Whether the part of the server's tensors that a client trains changes from round to round."""
+    moves_base: bool = False
+    """Whether rounds add changes to the frozen base: the method's fold is a `MovingFold`."""
     needs_sgd: bool = False
     """Whether the objective assumes that clients take steps of SGD."""
     sends_labels: bool = False
@@ -143,6 +145,13 @@ class Fold(Protocol):
         It is called once, after the last reply, and only if enough clients answered.
         """
         ...
+
+
+class MovingFold:
+    """Mixin for the fold of a method that moves the frozen base (`Traits.moves_base`)."""
+
+    moves: Tensors
+    """What the round adds to the weights of the base, known after `result`: see `protocol/moves.py`."""
 
 
 @dataclass(frozen=True)

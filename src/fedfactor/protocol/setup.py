@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.models.width import Width
-from fedfactor.nn import unfitted
+from fedfactor.nn import factor_weights, unfitted
 from fedfactor.nn.adapt import fresh_changes
-from fedfactor.nn.frozen import base_of
+from fedfactor.nn.frozen import Frozen, base_of
 from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.codecs import Codec
@@ -113,6 +113,22 @@ class Setup:
             self._trained[capacity] = frozenset(name for name, p in built.named_parameters() if p.requires_grad)
             self._fixed[capacity] = frozenset(fixed_names(built))
         return self._networks[capacity]
+
+    def move(self, network: nn.Module, total: Tensors) -> None:
+        """Set the base of a network to the given one plus the sum of its moves, if the method moves it.
+
+        Layers that the method factorises without a given base start from zeros.
+        """
+        if not self.method.traits.moves_base:
+            return
+        given = factor_weights(self._prototype[0]) if self._prototype else {}
+        for name, layer in factor_weights(network).items():
+            assert layer.base is not None
+            base = given[name].base if name in given else None
+            start = torch.zeros_like(layer.base) if base is None else base.to(layer.base.device)
+            moved = total.get(f"{name}.w".removeprefix("."))
+            now = start if moved is None else start + moved.to(start.device)
+            layer.base = Frozen(now.to(layer.base.dtype))
 
     def initial(self, capacity: float) -> nn.Module:
         """Build the network of a capacity with its initial values.

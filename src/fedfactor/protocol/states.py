@@ -64,6 +64,10 @@ class States(Protocol):
         """Return whether a client has a state."""
         ...
 
+    def version(self, section: str, client: int) -> int:
+        """Return the round, counted from 1, that wrote the state of a client; 0 if it has none."""
+        ...
+
     def clients(self, section: str) -> list[int]:
         """Return all clients with a state, in ascending order."""
         ...

@@ -208,7 +208,7 @@ class Run:
     def private(self, client: int) -> dict[str, Tensors]:
         """Return a client's state: its private tensors (`kept`) and the states of `optimizer` and `codec`.
 
-        Empty if it has none.
+        With a method that moves the base, `moved` is the sum of the moves. Empty if the client has no state.
         """
         state = steady(lambda: self._store().read("client", client))
         try:

@@ -47,7 +47,8 @@ def with_weights(model: nn.Module, path: Path, fresh: Callable[[str], bool]) -> 
             continue
         if given[name].shape != tensor.shape:
             shapes = (" x ".join(map(str, one.shape)) for one in (given[name], tensor))
-            raise ValueError("{} does not fit the model: {} is {}, the model has {}".format(path, name, *shapes))
+            wrong = "{} does not fit the model: {} is {}, the model has {}".format(path, name, *shapes)
+            raise ValueError(f"{wrong}. Tensors that are trained from scratch are listed in tune.train")
         if not finite(given[name]):
             raise ValueError(f"{path}: {name} has NaN or infinite entries")
         tensor.data = given[name].to(tensor.dtype)

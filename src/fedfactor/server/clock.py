@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -159,9 +159,12 @@ class Clock:
         others = [int(client) for client in drawn if client not in {*cohort}]
         return [*cohort, *others[: size - len(cohort)]]
 
-    def round(self, asked: Sequence[Participant], needed: int) -> Timeline:
-        """Time the clients of a round, and decide which of them the server uses: the first `needed` in time."""
-        fleet, timings = self._fleet, [self.timing(who) for who in asked]
+    def round(self, asked: Sequence[Participant], needed: int, further: Callable[[int], int]) -> Timeline:
+        """Time the clients of a round, and decide which of them the server uses: the first `needed` in time.
+
+        `further` returns the bytes that a client downloads in addition to a usual download.
+        """
+        fleet, timings = self._fleet, [self.timing(who, further(who.client)) for who in asked]
         limit = math.inf if fleet.deadline is None else fleet.deadline
         failed = {one.who.client for one in timings if one.fails_after < math.inf and one.end <= limit}
         in_time = sorted(
@@ -181,10 +184,11 @@ class Clock:
         found = tuple(replace(one, outcome=outcome(one)) for one in timings)
         return Timeline(found, seconds, fleet.deadline, fleet.counts_energy)
 
-    def timing(self, who: Participant) -> Timing:
+    def timing(self, who: Participant, further: int = 0) -> Timing:
         """Return the simulated seconds of a client in its round."""
         name, device = self._devices[self._kinds[who.client]]
-        needs = down, up, macs = self._needs(who)
+        down, up, macs = self._needs(who)
+        needs = down, up, macs = down + further, up, macs
         rng = numpy_rng(self._seed, "link", who.round, who.client)
         factors = [math.exp((device.spread or 0.0) * rng.standard_normal()) for _ in range(2)]
         download, compute, upload = _seconds(device, needs, *factors)

@@ -16,6 +16,7 @@ def deploy_global(setup: Setup, server: Server, capacity: float, calibration: Ca
     """Return the server's model at a capacity as a plain module, with its norm statistics."""
     now = setup.at(server.round)
     kept = {} if setup.has_global_model else now.kept(capacity)
+    now.move(now.network(capacity), server.moves.total)
     model = now.method.deploy(server.silenced(), now.network(capacity), capacity, kept)
     return _calibrated(setup, model, capacity, calibration)
 
@@ -27,6 +28,7 @@ def deploy_personal(
     now = setup.at(server.round)
     kept = kept_of(setup, store.read("client", who.client), server.round).get("kept") or now.kept(who.capacity)
     network, tensors = now.network(who.capacity), server.silenced()
+    now.move(network, server.moves.total)
     if now.method.traits.space == "personal":  # the server has a model of its own for this client
         plan = now.method.plan(tensors, who, network, None)
         tensors = now.method.download(tensors, who, plan, HeldTensors(store, "server"), network)

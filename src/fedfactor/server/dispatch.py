@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,7 @@ class Dispatch:
         setup, training, round = self._setup.at(server.round), self._setup.training, server.round
         held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
+        missed = self.missed_moves(server, store)
 
         def prepared(who: Participant) -> tuple[SentJob, Tensors]:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
@@ -224,10 +225,19 @@ class Dispatch:
             if kind == "train" and self._places_change:
                 trained = sorted(setup.trained(who.capacity) & job.plan.keys())
                 fields["places"] = Places({name: job.plan[name] for name in trained}).written()
-            message = encode(Message(kind, fields, prefixed("model", coded) | prefixed("extra", job.extras)))
+            tensors = prefixed("model", coded) | prefixed("extra", job.extras) | missed(who.client)
+            message = encode(Message(kind, fields, tensors))
             if sent is not None:
                 sent.put(job, len(message), partial(prepared, who))
             yield Job(who.client, message, store.read("client", who.client))
+
+    def missed_moves(self, server: Server, store: States) -> Callable[[int], Tensors]:
+        """Return a function from a client to the part of its job with the moves of the base that it has missed."""
+        since = cache(server.moves.since)
+        if getattr(self._engine, "restart_lost", False):  # any client may have lost its state
+            return lambda client: since(0)
+        # A client that took part in round t, counted from 1, got the moves of the rounds before it.
+        return lambda client: since(max(0, store.version("client", client) - 1))
 
     def train(
         self,

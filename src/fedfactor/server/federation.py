@@ -251,7 +251,7 @@ class Federation:
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
         window = self.buffer.window(t) if self.buffer else None
-        cohort, asked, wanted, timeline = self._buffered(window) if window else self._synchronous(t)
+        cohort, asked, wanted, timeline = self._buffered(window) if window else self._synchronous(server)
         networks = {who.capacity: setup.network(who.capacity) for who in cohort}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
@@ -263,7 +263,8 @@ class Federation:
         answers.failures += missing + (timeline.failures if timeline else [])
         self._check_quorum(t, wanted, len(fold.figures), answers.failures)
         tensors, optimizer = fold.step(self.population)
-        self._check_finite(t, tensors, optimizer, fold.largest)
+        moves = fold.moves
+        self._check_finite(t, tensors | moves.total, optimizer, fold.largest)
         examples = [self.costs.examples(report["capacity"], report["samples"], t) for report in reports]
         macs = sum(self.costs.macs(r["capacity"], t) * count for r, count in zip(reports, examples, strict=True))
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
@@ -271,7 +272,7 @@ class Federation:
         counts |= {"failures": len(answers.failures), **(timeline.counts if timeline else {})}
         before = server.totals
         totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
-        new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=fold.untrained))
+        new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=fold.untrained, moves=moves))
         moved = answers.bytes_down + answers.bytes_up
         event = {
             "event": "round",
@@ -312,18 +313,19 @@ class Federation:
         most = self.aggregation.strikes
         return [] if most is None else sorted(client for client, count in self._faults.items() if count >= most)
 
-    def _synchronous(self, round: int) -> Taking:
+    def _synchronous(self, server: Server) -> Taking:
         """Return the clients of a round that waits for its cohort."""
-        clients = self.rounds.cohort_of(self.setup.training.seed, round, self.population)
-        clients = [client for client in clients if client not in self.left_out]
+        round, out = server.round, {*self.left_out}
+        drawn = self.rounds.cohort_of(self.setup.training.seed, round, self.population)
+        clients = [client for client in drawn if client not in out]
         if not clients:
             raise QuorumLost(f"round {round + 1}: all its clients are left out: they sent invalid replies before")
         wanted = len(clients)
         clients = self.clock.asked(clients, round) if self.clock else clients
-        asked = [self.dispatch.participant(client, round) for client in clients]
+        asked = [self.dispatch.participant(client, round) for client in clients if client not in out]
         if not self.clock:
             return asked, asked, wanted, None
-        timeline = self._timed(asked, wanted)
+        timeline = self._timed(server, asked, wanted)
         return timeline.of("used"), timeline.of("used", "late", "failed"), wanted, timeline
 
     def _buffered(self, window: Window) -> Taking:
@@ -356,10 +358,11 @@ class Federation:
 
         return receive, missing
 
-    def _timed(self, asked: list[Participant], wanted: int) -> Timeline:
+    def _timed(self, server: Server, asked: list[Participant], wanted: int) -> Timeline:
         """Time a round. Raise QuorumLost before anybody trains if too few clients will be in time."""
         assert self.clock is not None
-        timeline, t = self.clock.round(asked, wanted), asked[0].round
+        missed, t = self.dispatch.missed_moves(server, self.store), server.round
+        timeline = self.clock.round(asked, wanted, lambda client: sum(one.nbytes for one in missed(client).values()))
         if not timeline.of("used") and timeline.of("late"):
             raise QuorumLost(f"round {t + 1}: {timeline.too_late()}{self._saved(t)}")
         self._check_quorum(t, wanted, len(timeline.of("used")), timeline.failures, "can answer in time")

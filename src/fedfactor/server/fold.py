@@ -13,6 +13,8 @@ from fedfactor.nn import dense_names
 from fedfactor.profile import timed
 from fedfactor.protocol.aggregation import Aggregation
 from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.protocol.method import MovingFold
+from fedfactor.protocol.moves import Moves
 from fedfactor.protocol.optimizer import State, Step
 from fedfactor.protocol.plan import HoldersSum, Reply, Tensors
 from fedfactor.protocol.setup import Setup
@@ -82,6 +84,12 @@ class RoundFold:
         )
         stepped, state = setup.optimizer.step(step)
         return {name: stepped.get(name, mean[name]) for name in server.tensors}, state
+
+    @property
+    def moves(self) -> Moves:
+        """How far the base has moved, this round included; known after `step`."""
+        before, fold = self._server.moves, self.method_fold
+        return before.then(self._server.round + 1, fold.moves) if isinstance(fold, MovingFold) else before
 
     @property
     def largest(self) -> int:

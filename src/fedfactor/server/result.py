@@ -11,6 +11,7 @@ from torch import nn
 
 import fedfactor
 from fedfactor.nn.state import weights_sha256
+from fedfactor.protocol.coding import prefixed
 from fedfactor.server.events import decider_of, start_line, summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256
@@ -65,7 +66,7 @@ class Result:
             f"{decider.name}_of": measured,
             "data_identified_by": self.federation.setup.task.data.identified_by,
             "seconds": sum(event.get("seconds", 0.0) for event in self.history),
-            "weights_sha256": weights_sha256(self.server.tensors),
+            "weights_sha256": weights_sha256(self.server.tensors | prefixed("moved", self.server.moves.total)),
             "private_sha256": private_sha256(self.federation.store),
             "measured": {key: found[key] for key in MEASURED if key in found},
             "versions": {

@@ -10,6 +10,7 @@ import torch
 
 from fedfactor.protocol.coding import prefixed, sections
 from fedfactor.protocol.message import Bytes, Message, decode, encode
+from fedfactor.protocol.moves import Moves
 from fedfactor.protocol.optimizer import State
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.states import States, state_sha256
@@ -28,6 +29,8 @@ class Server:
     """Norm statistics by capacity, if they were estimated on the clients' data in this round."""
     untrained: Tensors = field(default_factory=dict)
     """Masks of the rows (output channels) of weights that no client has held in any round; all others are trained."""
+    moves: Moves = field(default_factory=Moves)
+    """How far the base has moved, if the method moves it."""
 
     def silenced(self) -> Tensors:
         """Return the tensors for use: untrained rows are zero, so that channels of initial values are silent."""
@@ -38,14 +41,18 @@ class Server:
         }
 
     def to_bytes(self) -> Bytes:
-        """Encode tensors, optimizer state, norm statistics and masks of untrained rows."""
+        """Encode tensors, optimizer state, norm statistics, masks of untrained rows and moves of the base."""
         tensors = prefixed("model", self.tensors)
         for kind, own in self.optimizer.items():
             tensors |= prefixed(f"optimizer/{kind}", own)
         for level, own in self.statistics.items():
             tensors |= prefixed(f"norms/{level!r}", own)
         tensors |= prefixed("untrained", {name: mask.to(torch.uint8) for name, mask in self.untrained.items()})
-        return encode(Message("server", {"kinds": sorted(self.optimizer)}, tensors))
+        tensors |= prefixed("moved", self.moves.total)
+        for at, move in self.moves.log.items():
+            tensors |= prefixed(f"moves/{at}", move)
+        fields = {"kinds": sorted(self.optimizer)} | ({"moves": [*self.moves.log]} if self.moves.log else {})
+        return encode(Message("server", fields, tensors))
 
     @classmethod
     def from_bytes(cls, data: Bytes, info: dict[str, Any]) -> Server:
@@ -56,7 +63,9 @@ class Server:
         optimizer = {kind: kinds.get(kind, {}) for kind in message.fields["kinds"]}
         statistics = {float(level): tensors for level, tensors in sections(found.get("norms", {})).items()}
         untrained = {name: mask.bool() for name, mask in found.get("untrained", {}).items()}
-        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics, untrained)
+        log = sections(found.get("moves", {}))
+        moves = Moves(found.get("moved", {}), {at: log.get(str(at), {}) for at in message.fields.get("moves", [])})
+        return cls(info["round"], found.get("model", {}), optimizer, info["totals"], statistics, untrained, moves)
 
 
 def private_sha256(store: States) -> str:

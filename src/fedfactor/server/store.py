@@ -65,13 +65,17 @@ class MemoryStore:
     scratch: Path | None = None
 
     def __init__(self) -> None:
-        self._states: dict[str, dict[int, bytes]] = {}
-        self._staged: dict[str, dict[int, bytes]] = {}
+        self._states: dict[str, dict[int, tuple[int, bytes]]] = {}
+        self._staged: dict[str, dict[int, tuple[int, bytes]]] = {}
         self._last: tuple[bytes, dict[str, Any]] | None = None
 
     def read(self, section: str, client: int) -> bytes | None:
         """Return the state of a client, or `None`."""
-        return self._states.get(section, {}).get(client)
+        return self._states.get(section, {}).get(client, (0, None))[1]
+
+    def version(self, section: str, client: int) -> int:
+        """Return the round that wrote the state of a client; 0 if it has none."""
+        return self._states.get(section, {}).get(client, (0, None))[0]
 
     def holds(self, section: str, client: int) -> bool:
         """Return whether a client has a state."""
@@ -83,7 +87,7 @@ class MemoryStore:
 
     def stage(self, version: int, section: str, client: int, state: Bytes) -> None:
         """Keep a copy of a state, which cannot change."""
-        self._staged.setdefault(section, {})[client] = bytes(state)
+        self._staged.setdefault(section, {})[client] = version, bytes(state)
 
     def discard(self) -> None:
         """Remove staged states."""
@@ -159,6 +163,10 @@ class DiskStore:
         if hashlib.sha256(state).digest() != entry[VERSION_BYTES:]:
             raise Damaged(path, "its SHA-256 is not the one in its name")
         return state
+
+    def version(self, section: str, client: int) -> int:
+        """Return the round that wrote the committed state of a client; 0 if it has none."""
+        return _version(self._index.get(section, {}).get(client, b""))
 
     def holds(self, section: str, client: int) -> bool:
         """Return whether a client has a committed state."""

@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from fedfactor.client.work import filled_network
 from fedfactor.engines import Done, Inline, Job
 from fedfactor.nn.norms import with_statistics
 from fedfactor.nn.state import weights_sha256
@@ -25,7 +26,7 @@ from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.method import Method, Staged
 from fedfactor.protocol.settings import Capacities
-from fedfactor.protocol.setup import Setup
+from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.registry import create, names
 from fedfactor.server.dispatch import Diverged, QuorumLost
 from fedfactor.server.result import Result
@@ -323,9 +324,8 @@ def client_network(result: Result, client: int) -> nn.Module:
     setup, who = run.setup.at(server.round), run.dispatch.participant(client, server.round)
     view = setup.method.prepare(server.tensors, {who.capacity: setup.network(who.capacity)}, training=False)
     (job,) = run.dispatch.jobs("evaluate", server, view, [who], run.store)
-    network = copy.deepcopy(setup.network(who.capacity))
-    kept = sections(decode(job.state).tensors)["kept"] if job.state else setup.kept(who.capacity)
-    setup.method.load(network, sections(decode(job.message).tensors).get("model", {}), kept, training=False)
+    kept = kept_of(run.setup, job.state, server.round)
+    network = copy.deepcopy(filled_network(setup, decode(job.message), kept, training=False)[0])
     if setup.method.traits.calibrates:
         with_statistics(network, run.calibration(server).at(who.capacity))
     return network

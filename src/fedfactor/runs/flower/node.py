@@ -26,6 +26,7 @@ from fedfactor.data.clients import count
 from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
 from fedfactor.protocol import message as protocol
 from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
+from fedfactor.protocol.moves import Moves
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.protocol.states import SHA256
 from fedfactor.rng import torch_rng
@@ -119,8 +120,9 @@ class ClientNode:
         fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
         client, round, capacity = fields.values()
         kept = kept_of(setup, state, round)
-        download = filled_network(setup.at(round), message, kept, training=False)[1]["model"]
-        server = Server(round, {name: tensor.cpu() for name, tensor in download.items()}, {})
+        parts = filled_network(setup.at(round), message, kept, training=False)[1]
+        download = {name: tensor.cpu() for name, tensor in parts["model"].items()}
+        server = Server(round, download, {}, moves=Moves(parts["moved"]))
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner = {"client": client, **(data_of(self.config) if self.own_data else {})}
         known = {"start": {"capacities": {client: capacity}}, "owner": owner}

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedfactor.engines.flower.adapter import Context, Grid
 from fedfactor.engines.flower.engine import FlowerEngine
-from fedfactor.engines.flower.roster import AGREED, Claim, Roster, other_base
+from fedfactor.engines.flower.roster import AGREED, Claim, Roster
 from fedfactor.runs.directory import ENROLLED, reported
 from fedfactor.runs.execute import run
 from fedfactor.runs.flower.device import number_of_nodes, resolve_text
@@ -108,18 +108,14 @@ def _enrol(engine: FlowerEngine) -> None:
 
 
 def _check_base(recipe: Recipe, task: Task, roster: Roster) -> None:
-    """Let only nodes take part whose model has the same frozen base as the server's.
-
-    Raise RuntimeError if a node that is connected already has another one.
-    """
+    """Let only nodes take part whose model has the same frozen base as the server's."""
     if not may_have_base(recipe):
         return
     setup = setup_of(recipe, task)
     setup.bind(recipe.capacities.levels)
     roster.start["base"] = setup.base_sha256
-    for client, node in roster.here.items():
-        if roster.claims[node].base != setup.base_sha256:
-            raise RuntimeError(f"client {client}: {other_base(roster.claims[node].base, setup.base_sha256)}")
+    for node in [node for node in roster.here.values() if roster.claims[node].base != setup.base_sha256]:
+        roster.forget(node)  # it is asked again, and then refused with the reason
 
 
 def _hand_out(result: Result, engine: FlowerEngine) -> None:
