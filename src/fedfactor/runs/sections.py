@@ -207,6 +207,8 @@ class TuneTable(SectionModel):
     """The change is multiplied by alpha / r, where r is its rank; the change of a method without ranks is not."""
     train: tuple[str, ...] = Tune.train
     """Patterns of tensors that are trained and sent whole, such as a new classifier."""
+    adapter: str = Tune.adapter
+    """Folder of an adapter in PEFT's format to start from; without `targets`, its layers are the targets."""
 
 
 class RunTable(SectionModel):
