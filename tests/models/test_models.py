@@ -16,6 +16,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "lstm_imdb": {"hidden": 16},
     "rnn_shakespeare": {"width": 0.125},
     "transformer": {"dim": 16, "hidden": 32},
+    "efficientnet_lite0": {"size": 32},
 }
 SHAPE = {"lstm_shakespeare": (7,), "lstm_imdb": (7,), "rnn_shakespeare": (7,), "transformer": (7,)}
 CLASSES = {"cnn_femnist": 62, "lstm_imdb": 1, "lstm_shakespeare": 80, "rnn_shakespeare": 80, "transformer": 4}

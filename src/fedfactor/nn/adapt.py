@@ -37,6 +37,10 @@ ATTENTION = (
 """Names of the projections in attention layers that are adapted by default, as LoRA does: queries and values."""
 
 
+NONE = ("none",)
+"""Targets that stand for no layer: linear probing, if the classifier is trained whole."""
+
+
 @dataclass(frozen=True)
 class Tune:
     """How a pre-trained model is fine-tuned: which layers get a change, and which tensors are trained whole.
@@ -46,7 +50,7 @@ class Tune:
 
     targets: tuple[str, ...] = ()
     """Patterns of layers whose change is trained, such as `query` or `*.conv1`. Empty: queries and values of attention,
-    or all linear layers and convolutions in a model without attention."""
+    or all linear layers and convolutions in a model without attention. `["none"]`: only `train` is trained."""
     alpha: float = 16.0
     """The change is multiplied by alpha / r, where r is its rank; the change of a method without ranks is not."""
     train: tuple[str, ...] = ()
@@ -189,6 +193,10 @@ def _targets(model: nn.Module, how: Tune, scheme: Scheme) -> list[_Site]:
     tied = _tied(model)
     found = [(_Site(layer, a, weight, None, owner=_owner(m, a)), m) for layer, a, weight, m in _weights(model)]
     names = [site.name for site, _ in found]
+    if how.targets == NONE:
+        if not how.train:
+            raise ValueError("tune.targets is 'none', and tune.train lists no tensor: nothing would be trained")
+        return []
     started = [site.name for site, _ in found if site.owner is not None and site.owner.base is not None]
     chosen: list[_Site] = []
     for pattern in how.targets or started or default_targets(names, how):
@@ -200,7 +208,7 @@ def _targets(model: nn.Module, how: Tune, scheme: Scheme) -> list[_Site]:
             layers = f"; {near(pattern, _parts(names))}layers are {_some(names)}"
             raise ValueError(f"tune.targets: {pattern!r} matches no layer{why or layers}")
         chosen += [site for site in fit if site.name not in {other.name for other in chosen}]
-    if not chosen:
+    if not chosen and not how.train:
         raise ValueError("tune.targets: the model has no linear layer or convolution that could be adapted")
     left = [name for name in started if name not in {site.name for site in chosen}]
     if left:

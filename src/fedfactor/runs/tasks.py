@@ -125,6 +125,8 @@ def model_options(table: Table, classes: int) -> Table:
         options.setdefault("classes", classes)
     if "width" in parameters:
         options.setdefault("width", 1.0)
+    if options.get("config") == "":
+        options["config"] = table.get("pretrained") or ""  # the folder has both
     return options
 
 
@@ -139,7 +141,8 @@ def model_factory(table: Table, classes: int, tune: Tune | None = None) -> Calla
     def built(options: Table) -> nn.Module:
         model = _built(table["name"], builder, options)
         if path:
-            with_weights(model, Path(path), tune.trains if tune else lambda name: False)
+            fresh = tune.trains if tune else lambda name: False
+            with_weights(model, Path(path), fresh, table.get("pretrained_sha256") or "")
         return with_adapter(model, tune) if tune else model
 
     if "width" in inspect.signature(builder).parameters:
