@@ -117,8 +117,8 @@ check-browser: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.soak.fuzz $(or $(MESSAGES),1000000)
 
-# One JSON line per figure on standard output; progress on standard error.
-bench: $(READY)
+# One JSON line per figure on standard output; progress on standard error. Fine-tuning is compared with PEFT.
+bench: $(READY) .third-party/ready
 	$(BIN)/python -m benchmarks
 
 # fedfactor, a plain PyTorch loop, pfl and Flower's simulation on the same workloads; the peers in their own environment.

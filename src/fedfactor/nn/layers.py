@@ -71,8 +71,9 @@ class FactorWeight(nn.Module):
         if self._held is not None:
             return self._held
         with span("composing"):
-            composed = self.scheme.compose(self.factors, self.shape)
-            return composed if self.base is None else torch.add(self.base, composed, alpha=self.scale)
+            if self.base is None:
+                return self.scheme.compose(self.factors, self.shape)
+            return self.scheme.added_to(self.base, self.scale, self.factors, self.shape)
 
     def change(self) -> Tensor:
         """Return what the factors add to the frozen base."""
