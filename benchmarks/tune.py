@@ -1,4 +1,4 @@
-"""Fine-tuning: a step against PEFT's with the same layers, what messages add to the adapter, memory of a further worker.
+"""Fine-tuning: a step against PEFT's with the same layers, bytes beyond the adapter, memory of a further worker.
 
 PEFT and transformers are those of `make test-peft`, in a folder of their own.
 """
@@ -6,9 +6,8 @@ PEFT and transformers are those of `make test-peft`, in a folder of their own.
 from __future__ import annotations
 
 import copy
-import os
+import math
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -93,7 +92,7 @@ def trained(model: nn.Module, engine: Any, **settings: Any) -> None:
 
 def messages() -> None:
     """Measure what a message of training adds to the bytes of its tensors."""
-    engine, worst = Recording(), 0.0
+    engine, worst = Recording(), -math.inf
     trained(network(256), engine, evaluate_clients="none")
     for message in [*engine.down, *engine.up]:
         tensors = decode(message).tensors.values()
@@ -103,14 +102,13 @@ def messages() -> None:
 
 
 def proportional(workers: int, features: int) -> float:
-    """Return the proportional set size of all processes of a run, in bytes."""
+    """Return the proportional set size of all workers of a run, in bytes; this process has memory of its own."""
     most = 0.0
 
     def watch(event: dict[str, Any]) -> None:
         nonlocal most
         if event["event"] == "answered" and event["round"] == 2:
-            pids = [os.getpid(), *(worker.process.pid for worker in pool._workers)]
-            texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+            texts = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text() for worker in pool._workers]
             most = max(most, 1024.0 * sum(int(re.search(r"^Pss: +(\d+)", text, re.M)[1]) for text in texts))  # type: ignore[index]
 
     with Pool(workers) as pool:
@@ -123,8 +121,7 @@ def memory(features: int = 2048) -> None:
     found: dict[tuple[int, int], float] = {}
     for case in [(workers, size) for size in (features, 16) for workers in (2, 3)]:  # each in a process of its own
         command = [sys.executable, "-m", "benchmarks.tune", *map(str, case)]
-        runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(3)]
-        found[case] = statistics.median(map(float, runs))
+        found[case] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     large, tiny = (found[3, size] - found[2, size] for size in (features, 16))
     base = 4 * 8 * features**2
     note(f"a further worker adds {large / 1e6:.1f} MB, with a tiny model {tiny / 1e6:.1f} MB; base {base / 1e6:.0f} MB")

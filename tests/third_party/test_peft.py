@@ -12,12 +12,17 @@ from torch import Tensor, nn
 
 import fedfactor
 from fedfactor import Tune
+from fedfactor.data import load as load_data
 from fedfactor.export import export
 from fedfactor.factor import ChannelSplit, Core, Hadamard, Scheme
+from fedfactor.models.huggingface import text_classifier
 from fedfactor.nn import adapt, compose
 from fedfactor.protocol.message import Message, encode
 from fedfactor.registry import create
+from fedfactor.runs import recipe as recipes
+from fedfactor.runs.execute import run as execute
 from fedfactor.runs.peft import adapter_of, with_adapter, write_adapter
+from tests.helpers import made_data as make
 
 pytestmark = [
     pytest.mark.peft,
@@ -157,3 +162,75 @@ def test_transformers_loads_a_merged_model(tmp_path: Path) -> None:
     export(tmp_path / "run", tmp_path / "merged", model=bert, merge=True)
     there = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(logits(there), logits(fedfactor.load(tmp_path / "run", model=bert).model()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of Hugging Face: a tiny BERT and its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    bert().bert.save_pretrained(tmp_path / "model")
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer.train_from_iterator(
+        ["good bad film"] * 3, trainers.WordPieceTrainer(vocab_size=30, special_tokens=special)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    return tmp_path / "model"
+
+
+def test_texts_become_tokens(folder: Path, tmp_path: Path) -> None:
+    make.ag_news(tmp_path)
+    (tmp_path / "ag_news_csv" / "train.csv").write_text('"3","good","<br />film"\n"1","","bad bad bad bad bad bad"\n')
+    data = load_data("ag_news", tmp_path, partial=True, tokenizer=str(folder), length=5)
+    words = [[data.vocabulary[int(number)] for number in row] for row in data.train[0]]
+    assert words == [["[CLS]", "good", "film", "[SEP]", "[PAD]"], ["[CLS]", "bad", "bad", "bad", "[SEP]"]]
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json is no tokenizer"):
+        load_data("ag_news", tmp_path, partial=True, tokenizer=str(folder), length=5)
+
+
+def test_padding_is_masked(folder: Path) -> None:
+    model = text_classifier(str(folder), 3).eval()
+    short, long = torch.tensor([[2, 5, 3]]), torch.tensor([[2, 5, 3, 0, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(short).logits, model(long).logits)
+        torch.testing.assert_close(model(long).logits, model(input_ids=long, attention_mask=(long != 0).long()).logits)
+    with pytest.raises(ValueError, match=r"there is no .*config.json: set model.pretrained to a folder"):
+        text_classifier("nowhere")
+
+
+@pytest.mark.parametrize("name", ["ag-news", "imdb"])
+def test_two_rounds_of_a_packaged_recipe(name: str, folder: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    make.ag_news(tmp_path)
+    make.imdb(tmp_path)
+    tables = recipes.read(Path(recipes.__file__).parents[1] / "recipes" / "tune" / f"{name}.toml")
+    del tables["model"]["pretrained_sha256"]
+    few = [
+        "partition.clients=2",
+        "partition.train_share=1.0",
+        "partition.alpha=100.0",
+        "train.rounds=2",
+        "data.partial=true",
+    ]
+    where = [f"model.pretrained={folder}", f"data.tokenizer={folder}", "data.length=8", "method.rank=2"]
+    result = execute(
+        recipes.resolve(recipes.override(tables, [*few, *where]), name), tmp_path / "run", data_dir=tmp_path
+    )
+    assert result.summary["rounds"] == 2 and "classifier.weight" in result.server.tensors
+    found = export(tmp_path / "run", tmp_path / "adapter", data_dir=tmp_path)
+    labels = 4 if name == "ag-news" else 2
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=labels)
+    there = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    ids = torch.tensor([[2, 5, 3, 0, 0]])
+    with torch.no_grad():
+        wanted = fedfactor.load(tmp_path / "run").model().eval()(ids).logits
+        torch.testing.assert_close(there(input_ids=ids, attention_mask=(ids != 0).long()).logits, wanted)
+    assert found.accuracy is not None

@@ -14,6 +14,7 @@ from fedfactor import cost
 from fedfactor.advise.request import Request
 from fedfactor.data.clients import FederatedData
 from fedfactor.protocol.method import Method, form_of, forward_passes
+from fedfactor.protocol.setup import cannot_tune
 from fedfactor.runs.tasks import model_factory
 from fedfactor.server.costs import message_lengths, training_bytes
 from fedfactor.task import Task, like
@@ -46,7 +47,8 @@ class Gauge:
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]
-        factory, described = model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0])
+        factory = model_factory(table, request.classes, known.tune)
+        described = FederatedData.without_examples(1, self.batch[0])
         self.task = Task(factory, described, tune=known.tune)
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
@@ -64,7 +66,8 @@ class Gauge:
 
         Raises ValueError if the method refuses them.
         """
-        reason = method.refuses(self.optimizer, self.codec, self.training)
+        untunable = self.task.tune is not None and method.untunable
+        reason = cannot_tune(method) if untunable else method.refuses(self.optimizer, self.codec, self.training)
         if reason:
             raise ValueError(reason)
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)

@@ -52,7 +52,8 @@ class Block(nn.Module):
         inner = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         inner = F.relu6(self._bn1(self._depthwise_conv(inner)))
         inner = self._bn2(self._project_conv(inner))
-        return x + inner if self.skips else inner
+        out: Tensor = x + inner if self.skips else inner
+        return out
 
 
 @register("models", "efficientnet_lite0", input_shape=(3, 224, 224), paper="arXiv:1905.11946, without attention")

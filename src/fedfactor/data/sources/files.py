@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 

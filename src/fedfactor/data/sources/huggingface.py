@@ -11,7 +11,7 @@ from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import MissingData
-from fedfactor.data.sources.text import numbered, tokenized, tokenizer_files, words_of
+from fedfactor.data.sources.text import numbered, tokenized, tokenizer_files
 from fedfactor.registry import register
 from fedfactor.support.install import optional
 

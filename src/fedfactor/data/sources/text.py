@@ -48,7 +48,7 @@ def imdb(
     Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
     of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
     `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
-    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; rows are then padded
+    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; its rows are padded
     at the end. `partial` accepts fewer reviews than there should be.
     """
     for option, value in (("words", words), ("length", length)):
@@ -108,7 +108,8 @@ def ag_news(
     """AG News: titles and first sentences of four kinds of news, 120,000 for training and 7,600 for testing.
 
     Id 0 is the padding after short texts, id 1 any unknown word. The others are the most frequent words of the training
-    set. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words. `partial` accepts fewer texts than there should be.
+    set. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words. `partial` accepts fewer texts
+    than there should be.
     """
     for option, value in (("vocabulary", vocabulary), ("length", length)):
         check_number(option, value, 1, whole=True)
