@@ -48,8 +48,8 @@ def imdb(
     Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
     of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
     `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
-    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; its rows are padded
-    at the end. `partial` accepts fewer reviews than there should be.
+    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; rows are padded at
+    the end then. `partial` accepts fewer reviews than there should be.
     """
     for option, value in (("words", words), ("length", length)):
         check_number(option, value, 1, whole=True)
