@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party fuzz \
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party test-peft fuzz \
 	chromium lint types check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
@@ -68,8 +68,8 @@ not-run: $(READY)
 	@$(BIN)/python -m pytest -m mlflow --collect-only tests/runs/test_loggers.py | grep '::'
 	@echo "NOT RUN, since they need packages of 370 MB; make test-huggingface runs them:"
 	@$(BIN)/python -m pytest -m huggingface --collect-only tests/data | grep '::'
-	@echo "NOT RUN, since they need packages of 170 MB; make test-third-party runs them:"
-	@$(BIN)/python -m pytest -m third_party --collect-only tests/third_party | grep '::'
+	@echo "NOT RUN, since they need packages of 170 MB; make test-third-party and make test-peft run them:"
+	@$(BIN)/python -m pytest -m 'third_party or peft' --collect-only tests/third_party | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium
@@ -101,6 +101,10 @@ test-huggingface: $(READY) .huggingface/ready
 test-third-party: $(READY) .third-party/ready
 	PYTHONPATH=.third-party HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m third_party tests/third_party
 
+# Adapters in PEFT, merged models and tokenizers in transformers: the same packages.
+test-peft: $(READY) .third-party/ready
+	PYTHONPATH=.third-party HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m peft tests/third_party
+
 .third-party/ready: tests/third_party.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .third-party -r tests/third_party.txt
 	touch .third-party/ready
@@ -113,8 +117,8 @@ check-browser: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.soak.fuzz $(or $(MESSAGES),1000000)
 
-# One JSON line per figure on standard output; progress on standard error.
-bench: $(READY)
+# One JSON line per figure on standard output; progress on standard error. Fine-tuning is compared with PEFT.
+bench: $(READY) .third-party/ready
 	$(BIN)/python -m benchmarks
 
 # fedfactor, a plain PyTorch loop, pfl and Flower's simulation on the same workloads; the peers in their own environment.

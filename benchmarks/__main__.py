@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-MODULES = ["hadamard", "spectral", "composition", "server", "wire", "population", "cohort", "rounds", "flower"]
+MODULES = ["hadamard", "spectral", "composition", "server", "wire", "population", "cohort", "rounds", "tune", "flower"]
 
 
 def main(names: list[str]) -> None:

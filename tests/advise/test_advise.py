@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from fedfactor.advise import (
 )
 from fedfactor.advise.devices import WORDS
 from fedfactor.advise.fitting import needs_of
+from fedfactor.protocol.message import Message, encode
 from fedfactor.registry import create
 from fedfactor.runs.execute import run
 from fedfactor.runs.recipe import override, resolve
@@ -96,6 +98,19 @@ def test_methods_that_cannot_fine_tune_are_named() -> None:
     found = advise(asked(settings=('tune.train=["fc"]',), methods=("fedavg", "lora", "flora", "fjord")))
     assert {fit.method.name for fit in found.fits} == {"fedavg", "lora", "flora"}
     assert found.misfits["fjord"].startswith("fjord cannot fine-tune a frozen base ([tune])")
+
+
+def test_fine_tuning_counts_what_travels(tmp_path: Path) -> None:
+    body = {name: tensor for name, tensor in tiny.Tiny().state_dict().items() if not name.startswith("fc")}
+    (tmp_path / "body.safetensors").write_bytes(encode(Message("model", {}, body)))
+    tune = {"tune.targets": ["hidden"], "tune.train": ["fc"], "model.pretrained": str(tmp_path / "body.safetensors")}
+    settings = tuple(f"{key}={json.dumps(value)}" for key, value in tune.items())
+    found = advise(asked("any: 1 GB", settings=settings, methods=("lora", "heterofl")))
+    assert found.misfits["heterofl"].startswith("heterofl cannot fine-tune a frozen base ([tune])")
+    (fit,) = found.fits
+    rank = fit.rows[0].settings["rank"]
+    assert rank == 32, "64 is above the rank of the layer"
+    assert 0 < fit.rows[0].size.up - 4 * (rank * (256 + 32) + 330) < 2000, "factors of one layer and the classifier"
 
 
 def test_memory_by_hand() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from fedfactor.data.batches import arguments, like, outline, targets_of, zeros
+from fedfactor.data.batches import arguments, filled, like, outline, targets_of
 
 X, Y = torch.ones(2, 3), torch.tensor([0, 1])
 
@@ -41,5 +41,5 @@ def test_all_tensors_move_and_only_real_numbers_change_their_type() -> None:
 
 def test_an_outline_stands_for_batches_of_any_size() -> None:
     found = json.loads(json.dumps(outline({"x": (X[:1], Y[:1]), "name": "text"})))
-    made = zeros(found, 5)
+    made = filled(found, 5)
     assert made["x"][0].shape == (5, 3) and made["x"][1].dtype == torch.int64 and made["name"] is None

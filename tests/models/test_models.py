@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor import models
+from fedfactor.models.efficientnet import SameConv
 
 # Options that make a network small enough to run in a moment, without changing what it is made of.
 SMALL: dict[str, dict[str, Any]] = {
@@ -16,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "lstm_imdb": {"hidden": 16},
     "rnn_shakespeare": {"width": 0.125},
     "transformer": {"dim": 16, "hidden": 32},
+    "efficientnet_lite0": {"size": 32},
 }
 SHAPE = {"lstm_shakespeare": (7,), "lstm_imdb": (7,), "rnn_shakespeare": (7,), "transformer": (7,)}
 CLASSES = {"cnn_femnist": 62, "lstm_imdb": 1, "lstm_shakespeare": 80, "rnn_shakespeare": 80, "transformer": 4}
@@ -71,6 +73,15 @@ def test_survives_copying_pickling_and_exporting(name: str) -> None:
     assert torch.equal(torch.load(buffer, weights_only=False)(x), expected)
     exported = torch.export.export(model, (x,)).module()
     torch.testing.assert_close(exported(x), expected)
+
+
+def test_efficientnet_pads_as_tensorflow_does() -> None:
+    assert sum(p.numel() for p in models.build("efficientnet_lite0", classes=1000).parameters()) == 4_652_008
+    layer = SameConv(1, 1, 3, 2, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    # Of an even side one column is added at the end, of an odd side one at either end.
+    assert layer(torch.ones(1, 1, 4, 4))[0, 0].tolist() == [[9, 6], [6, 4]]
+    assert layer(torch.ones(1, 1, 3, 3))[0, 0].tolist() == [[4, 4], [4, 4]]
 
 
 @every_model

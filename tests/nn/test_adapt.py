@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor import Additive, Core, Dense, Hadamard, LowRank, Scheme, SpatialSplit
+from fedfactor.factor import Additive, ChannelSplit, Core, Dense, Hadamard, LowRank, Scheme, SpatialSplit
 from fedfactor.nn import Tune, adapt, compose, factor_weights, factorize
 from fedfactor.nn.frozen import base_of, released
 from fedfactor.nn.state import tensors_of
@@ -171,3 +171,12 @@ def test_mistakes_are_named(targets: list[str], train: list[str], scheme: Scheme
 def test_settings_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"tune.{next(iter(options))} must be"):
         Tune(**options)  # type: ignore[arg-type]
+
+
+def test_only_whole_tensors_are_trained_where_no_layer_is_a_target() -> None:
+    probe = adapt(Tiny(), ChannelSplit(rank=1), targets=["none"], train=["fc"])
+    assert not factor_weights(probe) and tensors_of(probe).keys() == {"fc.weight", "fc.bias"}
+    whole = adapt(Tiny(), ChannelSplit(rank=1), train=["*"])
+    assert not factor_weights(whole) and tensors_of(whole).keys() == Tiny().state_dict().keys()
+    with pytest.raises(ValueError, match=r"tune.targets is 'none', and tune.train lists no tensor"):
+        adapt(Tiny(), ChannelSplit(rank=1), targets=["none"])

@@ -137,7 +137,7 @@ def test_options_of_functions_are_their_parameters() -> None:
     assert tables["data"] == {"name": "tests.runs.test_sections:table", "rows": 30, "wide": 5, "more": [1], **pictures}
     assert tables["model"] == {"name": "tests.runs.test_sections:net", "layers": [3, 4], "json": ""}
     assert resolve(override(BASE, ["data={name='imdb', words=10}"])).tables["data"] == {
-        "name": "imdb", "words": 10, "length": 500, "pool": False, "pool_train": 37500, "pool_seed": 0, "partial": False,
+        "name": "imdb", "words": 10, "length": 500, "tokenizer": "", "pool": False, "pool_train": 37500, "pool_seed": 0, "partial": False,
         **pictures,
     }  # fmt: skip
 

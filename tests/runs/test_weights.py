@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_all_formats_give_the_same_weights(tmp_path: Path) -> None:
     for path in [*files, tmp_path / "folder", nested]:
         found = with_weights(Tiny(), path, nothing).state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in source.state_dict().items()), path
+
+
+def test_a_file_of_an_old_torch_and_its_hash(tmp_path: Path) -> None:
+    path, source = tmp_path / "old.pth", Tiny()
+    torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)
+    right = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert torch.equal(with_weights(Tiny(), path, nothing, right).fc.weight, source.fc.weight)
+    with pytest.raises(ValueError, match=rf"old.pth has the SHA-256 {right}, but model.pretrained_sha256 is 123"):
+        with_weights(Tiny(), path, nothing, "123")
+    with pytest.raises(ValueError, match="pretrained_sha256 is 123"):
+        run(tuned(path, pretrained_sha256="123"), tmp_path / "run")
 
 
 def test_prefixes_heads_and_types_may_differ(tmp_path: Path) -> None:
@@ -89,10 +101,11 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused(r"there is no file .*model.safetensors", path=tmp_path)
 
 
-def tuned(path: Path, method: str = "low_rank", **tune: Any) -> Any:
+def tuned(path: Path, method: str = "low_rank", pretrained_sha256: str = "", **tune: Any) -> Any:
+    sha256 = {"pretrained_sha256": pretrained_sha256} if pretrained_sha256 else {}
     return grid.recipe(
         method,
-        model={"name": "tests.helpers.tiny:Tiny", "pretrained": str(path)},
+        model={"name": "tests.helpers.tiny:Tiny", "pretrained": str(path), **sha256},
         capacities={"levels": [1.0], "shares": [1.0]},
         tune={"targets": ["hidden"], "train": ["fc"], **tune},
     )

@@ -47,7 +47,8 @@ class Gauge:
         home = torch.empty(0, dtype=self.training.torch_dtype)
         self.batch = torch.ones(size, dtype=torch.int64) if request.tokens else like(torch.ones(size), home)
         table = known.tables["model"]
-        factory, described = model_factory(table, request.classes), FederatedData.without_examples(1, self.batch[0])
+        factory = model_factory(table, request.classes, known.tune)
+        described = FederatedData.without_examples(1, self.batch[0])
         self.task = Task(factory, described, tune=known.tune)
         self._sizes: dict[tuple[str, float], Size] = {}
         self._costs: dict[tuple[str, float], tuple[nn.Module, float, float]] = {}
@@ -65,11 +66,12 @@ class Gauge:
 
         Raises ValueError if the method refuses them.
         """
-        reason = method.refuses(self.optimizer, self.codec, self.training)
+        untunable = self.task.tune is not None and method.untunable
+        reason = cannot_tune(method) if untunable else method.refuses(self.optimizer, self.codec, self.training)
         if reason:
             raise ValueError(reason)
-        if self.task.tune is not None and method.untunable:
-            raise ValueError(cannot_tune(method))
+        if method.traits.moves_base and self.task.tune is None:
+            raise ValueError(f"{method.name} moves a frozen base, which there is only with [tune]")
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:

@@ -66,7 +66,14 @@ def plan(
 
 def export(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, also that of a Flower node.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .safetensors, .pt2 or .onnx.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write (.safetensors, .pt2, .onnx), or a folder for an adapter of PEFT.",
+        ),
+    ],
     capacity: Annotated[float | None, typer.Option(help="Capacity of the server's model. Default: largest.")] = None,
     client: Annotated[int | None, typer.Option(help="Export this client's own model; clients count from 0.")] = None,
     at_round: Annotated[int | None, typer.Option("--round", help="A round that was kept. Default: the last.")] = None,
@@ -78,14 +85,17 @@ def export(
         str | None,
         typer.Option(help="The network of a run that was started by `simulate`: package.module:function."),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write the whole model into the folder, with the adapter merged into it.")
+    ] = False,
 ) -> None:
-    """Write a run's model as plain torch or ONNX, checked, with a model card."""
+    """Write a run's model as plain torch or ONNX, or its adapter for PEFT, checked, with a model card."""
     from fedfactor.export import export as export_run
     from fedfactor.export.card import shown
 
     found = export_run(
         directory, out, capacity=capacity, client=client, round=at_round, data_dir=data_dir,
-        with_data=not without_data, model=model,
+        with_data=not without_data, model=model, merge=merge,
     )  # fmt: skip
     files = [str(path) for path in (found.path, found.architecture, found.card) if path is not None]
     scores = ", ".join(f"{name} {score:.4f}" for name, score in shown(found.scores).items())

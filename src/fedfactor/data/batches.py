@@ -60,12 +60,12 @@ def outline(batch: Batch) -> Any:
     return [outline(part) for part in batch] if type(batch) in (tuple, list) else None
 
 
-def zeros(found: Any, size: int) -> Batch:
-    """Return a batch of `size` examples with the structure of `found`, the outline of a batch of one."""
+def filled(found: Any, size: int, number: int = 0) -> Batch:
+    """Return a batch of `size` examples that are all one number; `found` is the outline of a batch of one."""
     if isinstance(found, list):
-        return [zeros(part, size) for part in found]
+        return [filled(part, size, number) for part in found]
     if found is None:
         return None
     if "entries" in found:
-        return {key: zeros(value, size) for key, value in found["entries"].items()}
-    return torch.zeros((size, *found["shape"][1:]), dtype=getattr(torch, found["dtype"]))
+        return {key: filled(value, size, number) for key, value in found["entries"].items()}
+    return torch.full((size, *found["shape"][1:]), number, dtype=getattr(torch, found["dtype"]))

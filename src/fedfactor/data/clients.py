@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, overload
 import torch
 from torch import Tensor
 
-from fedfactor.data.batches import arguments, zeros
+from fedfactor.data.batches import arguments, filled
 from fedfactor.data.records import Records
 
 Kind = Literal["classification", "binary", "language", "regression", "custom"]
@@ -116,7 +116,7 @@ class FederatedData:
     @classmethod
     def outlined(cls, clients: int, found: Any) -> FederatedData:
         """Return data of clients whose examples are not available, given the outline of a batch of one example."""
-        train = Records([[None]], lambda examples: zeros(found, len(examples)))
+        train = Records([[None]], lambda examples: filled(found, len(examples)))
         return cls(train, Virtual(clients, lambda client: torch.zeros(1, dtype=torch.int64)), described=True)
 
     @property

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedfactor.data import splitting
-from fedfactor.data.sources.files import optional
 from fedfactor.data.splitting import Labels, Parts
 from fedfactor.registry import described, entries, register
+from fedfactor.support.install import optional
 
 
 @dataclass(frozen=True)

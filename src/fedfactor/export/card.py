@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 import fedfactor
+from fedfactor.data.batches import outline
 from fedfactor.export.formats import Format
 from fedfactor.export.taking import Taken
 from fedfactor.registry import entries
@@ -27,7 +29,7 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
     whose = f"the model of client {taken.client}" if taken.client is not None else "the server's model"
     settings = ", ".join(f"{key} = {value!r}" for key, value in recipe.tables["method"].items() if key != "name")
     count = sum(tensor.numel() for tensor in taken.model.parameters())
-    measured = _journal(taken)
+    measured, base = _journal(taken), result.federation.setup.base_sha256
     lines = [
         f"# {path.name}",
         "",
@@ -43,9 +45,8 @@ def card_text(taken: Taken, path: Path, snippet: str, form: Format, code: Path |
         "| | |",
         "|---|---|",
         f"| network | `{run.model_name}`, {count:,} parameters, ordinary layers |",
-        f"| input | (batch, {', '.join(map(str, taken.batch.shape[1:]))}) of "
-        f"{str(taken.batch.dtype).removeprefix('torch.')}: `{facts['transform']}`, where x is {facts['input_dtype']} "
-        "as in the data set |",
+        f"| input | {_input(taken)} |",
+        *([f"| frozen base | SHA-256 `{base}` |"] if base else []),
         f"| output | {_output(facts)} |",
         f"| data | {_data(recipe, facts['clients'])} |",
         f"| method | `{recipe.method.name}`{f' ({paper})' if paper else ''}{f': {settings}' if settings else ''} |",
@@ -80,6 +81,14 @@ def _data(recipe: Recipe, clients: int) -> str:
         return f"given in Python, over {clients} clients"
     tables = recipe.tables
     return f"`{tables['data']['name']}` over {clients} clients, partition `{tables['partition']['kind']}`"
+
+
+def _input(taken: Taken) -> str:
+    batch, facts = taken.batch, taken.facts
+    if not isinstance(batch, torch.Tensor):
+        return f"what the data set returns: `{json.dumps(outline(batch))}`"
+    kind, shape = str(batch.dtype).removeprefix("torch."), ", ".join(map(str, batch.shape[1:]))
+    return f"(batch, {shape}) of {kind}: `{facts['transform']}`, where x is {facts['input_dtype']} as in the data set"
 
 
 def _output(facts: dict[str, Any]) -> str:

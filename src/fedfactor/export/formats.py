@@ -6,6 +6,7 @@ import importlib.util
 import io
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 
 from fedfactor.export.code import NetworkCode, as_module, run_module
 from fedfactor.export.taking import ExportError, Taken, answers
+from fedfactor.nn import Tune, compose, factor_weights
 from fedfactor.nn.state import fill, tensors_of
 from fedfactor.protocol.message import Message, encode, read_weights
+from fedfactor.runs.peft import NoAdapter, adapter_of, with_adapter, write_adapter
 from fedfactor.support.install import install_command
 
 
@@ -26,6 +29,8 @@ class Format:
     """Packages needed to read the file."""
     needs_code: ClassVar[bool] = False
     """Whether reading the file needs the code of the network."""
+    one_tensor: ClassVar[bool] = True
+    """Whether the model's input must be one tensor."""
 
     def check(self) -> None:
         """Raise ExportError if a package that writes this format is not installed."""
@@ -48,11 +53,12 @@ class Safetensors(Format):
 
     needs = "torch safetensors"
     needs_code = True
+    one_tensor = False
 
     def write(self, taken: Taken, path: Path) -> None:
         """Write the tensors; tied tensors are written once."""
         fields = {"run": taken.run.recipe.tables["name"], "round": taken.result.server.round}
-        path.write_bytes(encode(Message("model", fields, tensors_of(taken.model))))
+        path.write_bytes(encode(Message("model", fields, tensors_of(taken.model)), format="pt"))
 
     def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
         """Build the network from its code and load the tensors from the file."""
@@ -65,9 +71,10 @@ class Safetensors(Format):
     def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
         """Return code that builds the network, loads the tensors and runs the model."""
         line = code.line or f"from {as_module(path.stem)}_architecture import build"
+        called = f"logits = model.eval()({_zeros(taken)})" if isinstance(taken.batch, Tensor) else "model.eval()"
         return (
             f"import torch\nfrom safetensors.torch import load_model\n{line}\n\n"
-            f'model = {code.call}\nload_model(model, "{path.name}")\nlogits = model.eval()({_zeros(taken)})\n'
+            f'model = {code.call}\nload_model(model, "{path.name}")\n{called}\n'
         )
 
 
@@ -130,6 +137,42 @@ class Onnx(Format):
             f'logits = model.run(["logits"], {{"input": numpy.zeros({shape}, "{kind}")}})[0]\n'
         )
 
+
+class Adapter(Format):
+    """A folder in PEFT's format: the change of a frozen base, and tensors that were trained whole."""
+
+    needs = "peft"
+    one_tensor = False
+
+    def write(self, taken: Taken, path: Path) -> None:
+        """Write configuration and tensors into a new folder."""
+        table = {} if taken.run.recipe.from_python else taken.run.recipe.tables["model"]
+        try:
+            config, tensors = adapter_of(taken.trained, table.get("pretrained", ""))
+        except NoAdapter as reason:
+            raise ExportError(f"there is no adapter in PEFT's format: {reason}; {MERGE}") from None
+        path.mkdir(exist_ok=True)
+        write_adapter(path, config, encode(Message("adapter", {}, tensors), format="pt"))
+
+    def answers(self, path: Path, taken: Taken, code: NetworkCode) -> Tensor:
+        """Give the adapter to the base and run the result on the batch."""
+        base = taken.result.federation.setup.build()
+        for layer in factor_weights(base).values():
+            layer.scale = 0.0  # without the change that an earlier adapter may have brought
+        try:
+            model = with_adapter(compose(base), replace(taken.run.recipe.tune or Tune(), adapter=str(path)))
+        except ValueError as reason:
+            raise ExportError(f"{reason}; {MERGE}") from None
+        return answers(compose(model).eval(), taken.batch)
+
+    def snippet(self, path: Path, taken: Taken, code: NetworkCode) -> str:
+        """Return code that gives the adapter to the base."""
+        line, call = (code.line, code.call) if code.line else ("", "...")
+        load = f'model = PeftModel.from_pretrained(base, "{path.name}")'
+        return f"from peft import PeftModel\n{line}\n\nbase = {call}  # with the weights of the frozen base\n{load}\n"
+
+
+MERGE = "--merge writes the merged model instead"
 
 FORMATS: dict[str, type[Format]] = {".safetensors": Safetensors, ".pt2": Pt2, ".onnx": Onnx}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedfactor.data.batches import filled, outline
 from fedfactor.data.clients import Examples, count
 from fedfactor.nn.norms import batch_norms, watched_norms, with_statistics
 from fedfactor.nn.state import tensors_of
@@ -22,7 +23,7 @@ from fedfactor.runs.tasks import Facts
 from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.state import Server
-from fedfactor.task import Task, arguments, like
+from fedfactor.task import Batch, Task, arguments, like, logits_of
 
 CHECKED = 64
 """Examples of the batch on which models are compared."""
@@ -43,14 +44,16 @@ class Taken:
     """A plain model and what is known about it."""
 
     model: nn.Module
+    trained: nn.Module
+    """The network as it was trained."""
     run: Run
     facts: Facts
     """What is known about the task."""
     result: Result
     capacity: float
     client: int | None
-    batch: Tensor
-    """Inputs to compare on."""
+    batch: Batch
+    """A batch to compare on: one tensor, unless an adapter is exported."""
     batch_of: str
     """What they are, in words."""
     norms: str
@@ -61,8 +64,15 @@ class Taken:
     tested: str
 
 
-def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | str | None, with_data: bool) -> Taken:
-    """Compose a run's model and compare it with the network as trained."""
+def take(
+    run: Run,
+    capacity: float | None,
+    client: int | None,
+    data_dir: Path | str | None,
+    with_data: bool,
+    one_tensor: bool = True,
+) -> Taken:
+    """Compose a run's model and compare it with the network as trained; `one_tensor`: refuse other inputs."""
     if not run.recipe.method.traits.plain:
         raise ExportError(
             f"{run.recipe.method.name}'s weights depend on the batch: the output for an input changes with the rest "
@@ -75,7 +85,7 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
     federation, server = result.federation, result.server
     level = _level(federation, server, capacity, client)
     who = Participant(-1 if client is None else client, level, server.round)
-    batch, batch_of = _batch(federation.setup.task, client, with_data)
+    batch, batch_of = _batch(federation.setup.task, client, with_data, one_tensor)
     _check_norms(run, federation, server, who, with_data)
     plain = result.model_at(level) if client is None else result.client_model(client)
     plain = copy.deepcopy(plain).eval()  # the federation reuses its networks
@@ -87,10 +97,11 @@ def take(run: Run, capacity: float | None, client: int | None, data_dir: Path | 
             f"the composed model differs from the trained one by {apart:.1e} of its largest output: nothing was written"
         )
     if next((p.dtype for p in plain.parameters()), None) == torch.bfloat16:
-        plain, batch = plain.float(), batch.float()  # exact, and all formats have it
+        plain, trained = plain.float(), trained.float()  # exact, and all formats have it
+        batch = like(batch, torch.zeros(()))
     norms = _frozen(plain, federation, client, calibrated=run.recipe.method.traits.calibrates)
     scores, tested = _scores(federation.setup.task, plain, client) if with_data else ({}, "")
-    return Taken(plain, run, facts, result, level, client, batch, batch_of, norms, apart, scores, tested)
+    return Taken(plain, trained, run, facts, result, level, client, batch, batch_of, norms, apart, scores, tested)
 
 
 def _level(federation: Federation, server: Server, capacity: float | None, client: int | None) -> float:
@@ -138,13 +149,16 @@ def _as_trained(federation: Federation, server: Server, who: Participant) -> nn.
     return with_statistics(network, calibration.at(who.capacity)) if method.traits.calibrates else network
 
 
-def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str]:
+def _batch(task: Task, client: int | None, with_data: bool, one_tensor: bool) -> tuple[Batch, str]:
     """Return inputs to compare models on, and what they are."""
     data = task.data
-    if not data.takes_tensor:
+    if not data.takes_tensor and one_tensor:
         raise ExportError(
             "only models whose input is one tensor can be exported; fedfactor.load(DIR).model() opens others in Python"
         )
+    if not data.takes_tensor and not with_data:
+        known = outline(data.batch(data.train, slice(1)))
+        return filled(known, CHECKED, 1), "inputs that are all 1, because the data was not loaded"
     if not with_data:
         example, rng = data.example, torch.Generator().manual_seed(0)
         shape = (CHECKED, *example.shape)
@@ -158,8 +172,8 @@ def _batch(task: Task, client: int | None, with_data: bool) -> tuple[Tensor, str
     examples, what = _tests(task, client)
     if examples is None:
         examples, what = data.of(client or 0), f"training examples of client {client or 0}"
-    (inputs,), number = arguments(data.batch(examples, slice(CHECKED)))[0], min(CHECKED, count(examples))
-    return inputs, f"{number} of the {what}"
+    batch, number = data.batch(examples, slice(CHECKED)), min(CHECKED, count(examples))
+    return arguments(batch)[0][0] if data.takes_tensor else batch, f"{number} of the {what}"
 
 
 def _tests(task: Task, client: int | None) -> tuple[Examples | None, str]:
@@ -173,11 +187,11 @@ def _scores(task: Task, model: nn.Module, client: int | None) -> tuple[dict[str,
     return ({}, "") if examples is None else (task.evaluate(model, examples), what)
 
 
-def answers(model: nn.Module, batch: Tensor) -> Tensor:
+def answers(model: nn.Module, batch: Batch) -> Tensor:
     """Run a model on a batch."""
+    args, named = arguments(batch)
     with torch.no_grad():
-        found: Tensor = model(batch)
-    return found
+        return logits_of(model(*args, **named))
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:

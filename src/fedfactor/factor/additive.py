@@ -112,6 +112,15 @@ class Additive(Scheme):
         first, last = _kernel_sides(shape)
         return product.view(shape.inp, first, shape.out, last).permute(2, 0, 1, 3).reshape(shape.size)
 
+    def as_product(self, factors: Factors, shape: WeightShape) -> tuple[Tensor, Tensor]:
+        """Return the factors of sigma and tau side by side; of a kernel, tau mixes its positions with the channels."""
+        if not self.low_sigma or shape.area != 1:
+            return super().as_product(factors, shape)
+        b, a = (factors["b"], factors["a"]) if self.plain_view else (factors["a"].T, factors["b"].T)
+        b = b / self._base_rank(shape) if self.scaled else b
+        u, v = self._sigma(shape).as_product(factors, shape)
+        return torch.cat([u, b], 1), torch.cat([v, a.reshape(-1, *v.shape[1:])])
+
     def compose(self, factors: Factors, shape: WeightShape) -> Tensor:
         """Return sigma + B A."""
         sigma = self._sigma(shape).compose(factors, shape) if self.low_sigma else factors["sigma"]

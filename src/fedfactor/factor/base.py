@@ -148,6 +148,14 @@ class Scheme(ABC):
         """Return r, by which alpha is divided; `None` if the change is not scaled."""
         return None
 
+    def added_to(self, base: Tensor, scale: float, factors: Factors, shape: WeightShape) -> Tensor:
+        """Return W0 + scale * compose(factors); differentiable with respect to the factors."""
+        return torch.add(base, self.compose(factors, shape), alpha=scale)
+
+    def as_product(self, factors: Factors, shape: WeightShape) -> tuple[Tensor, Tensor]:
+        """Return LoRA's B (out, r) and A (r, inp, *kernel), whose product is the weight. Raise `Unfit` without them."""
+        raise Unfit(f"a weight of the scheme {self.name} is not the product B A of two factors")
+
     def forward(
         self,
         x: Tensor,

@@ -65,6 +65,10 @@ class Core(Scheme):
         """Return `None`: the authors do not scale the core."""
         return None
 
+    def as_product(self, factors: Factors, shape: WeightShape) -> tuple[Tensor, Tensor]:
+        """Return B R and A."""
+        return factors["b"] @ factors["r"], factors["a"]
+
     def forward(
         self,
         x: Tensor,

@@ -106,6 +106,12 @@ class SpectralSplit(Scheme):
         sizes = self.shapes(WeightShape.of(base))
         return {"u": base.new_zeros(sizes["u"]), "v": spread(sizes["v"], generator, math.prod(sizes["v"][1:]))}
 
+    def as_product(self, factors: Factors, shape: WeightShape) -> tuple[Tensor, Tensor]:
+        """Return U and V, if V has the whole kernel."""
+        if math.prod(self._kernels(shape)[1]) != 1:
+            return super().as_product(factors, shape)
+        return factors["u"].flatten(1), factors["v"].view(-1, *shape.size[1:])
+
     def forward(
         self,
         x: Tensor,

@@ -2,6 +2,7 @@
 
 from fedfactor.models.cnn import CNN4, FemnistCNN, cnn4, cnn_femnist
 from fedfactor.models.digits import DigitsCNN, digits_cnn
+from fedfactor.models.efficientnet import EfficientNetLite0, efficientnet_lite0
 from fedfactor.models.lstm import LSTMClassifier, lstm_imdb, lstm_shakespeare
 from fedfactor.models.mlp import MLP, mlp
 from fedfactor.models.registry import ModelInfo, build, example_input, info, list_models
@@ -28,6 +29,7 @@ __all__ = [
     "VGG",
     "BasicBlock",
     "DigitsCNN",
+    "EfficientNetLite0",
     "FemnistCNN",
     "LSTMClassifier",
     "ModelInfo",
@@ -42,6 +44,7 @@ __all__ = [
     "cnn4",
     "cnn_femnist",
     "digits_cnn",
+    "efficientnet_lite0",
     "example_input",
     "info",
     "list_models",

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedfactor.factor.base import Scheme
+from fedfactor.factor.base import Factors, Scheme, WeightShape
 from fedfactor.factor.dense import Dense
-from fedfactor.nn.factorize import _changed, _decide, _replace, _Site, _tied, _weights, _wrap
+from fedfactor.nn.factorize import (
+    CONVOLUTIONS,
+    LINEAR,
+    _changed,
+    _decide,
+    _owner,
+    _replace,
+    _Site,
+    _tied,
+    _weights,
+    _with_changes,
+    _wrap,
+)
 from fedfactor.nn.frozen import Frozen, freeze
-from fedfactor.nn.layers import FactorWeight, factor_weights
+from fedfactor.nn.layers import FactorWeight, Start, factor_weights
 from fedfactor.support.checks import check_number, near
 
 ATTENTION = (
@@ -23,6 +35,10 @@ ATTENTION = (
     "q_proj_weight", "v_proj_weight",
 )  # fmt: skip
 """Names of the projections in attention layers that are adapted by default, as LoRA does: queries and values."""
+
+
+NONE = ("none",)
+"""Targets that stand for no layer: linear probing, if the classifier is trained whole."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +50,14 @@ class Tune:
 
     targets: tuple[str, ...] = ()
     """Patterns of layers whose change is trained, such as `query` or `*.conv1`. Empty: queries and values of attention,
-    or all linear layers and convolutions in a model without attention."""
+    or all linear layers and convolutions in a model without attention. `["none"]`: only `train` is trained."""
     alpha: float = 16.0
     """The change is multiplied by alpha / r, where r is its rank; the change of a method without ranks is not."""
     train: tuple[str, ...] = ()
     """Patterns of tensors that are trained and sent whole, such as `classifier`."""
+    adapter: str = ""
+    """Folder of an adapter in PEFT's format that changes and trained tensors start from; its alpha is used for its
+    layers. Without `targets`, its layers are the targets."""
 
     def __post_init__(self) -> None:
         for name in ("targets", "train"):
@@ -93,11 +112,12 @@ def shared_memory(model: nn.Module, how: Tune | None) -> dict[int, Frozen]:
 
 
 def fresh_changes(model: nn.Module) -> dict[int, nn.Parameter]:
-    """Return zeros in place of dense changes that have not been trained, for `copy.deepcopy`.
+    """Return zeros in place of dense changes that start at zero, for `copy.deepcopy`.
 
     Their memory is not touched, so they cost nothing if a method replaces them by factors.
     """
-    dense = [layer.factors["w"] for layer in factor_weights(model).values() if layer.base is not None]
+    changes = [layer for layer in factor_weights(model).values() if layer.base is not None and layer.start is None]
+    dense = [layer.factors["w"] for layer in changes]
     return {id(w): nn.Parameter(_untouched(w)) for w in dense}
 
 
@@ -109,7 +129,10 @@ def _untouched(like: Tensor) -> Tensor:
 def tuned(
     model: nn.Module, how: Tune, scheme: Scheme | None = None, generator: torch.Generator | None = None
 ) -> nn.Module:
-    """Freeze a model and give its target layers a change, which by default is dense; change and return the model."""
+    """Freeze a model and give its target layers a change, which by default is dense; change and return the model.
+
+    The changes start at zero, or with those that the model has already (`with_changes`).
+    """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in how.train:
         if not any(matches(name, [pattern]) for name in names):
@@ -123,20 +146,60 @@ def tuned(
         parameter.requires_grad_(how.trains(name))
     made: dict[str, dict[str, FactorWeight]] = {}
     for site in sites:
-        assert site.scheme is not None
-        base = model.get_submodule(site.layer)._parameters[site.attribute]
-        assert isinstance(base, Frozen)
-        made.setdefault(site.layer, {})[site.attribute] = _changed(site.scheme, base, how.alpha, generator)
+        owner, parameters = site.owner, model.get_submodule(site.layer)._parameters
+        base, alpha = (owner.base, owner.alpha) if owner else (parameters[site.attribute], how.alpha)
+        assert site.scheme is not None and isinstance(base, Frozen)
+        change = _changed(site.scheme, base, alpha, generator, owner)
+        change.start = Start(owner.factors, owner.scale) if owner else None
+        made.setdefault(site.layer, {})[site.attribute] = change
+
+    def rebuild(name: str, module: nn.Module) -> nn.Module:
+        if name not in made:
+            return module
+        return (_with_changes if isinstance(module, FactorWeight) else _wrap)(module, made[name])
+
+    return _replace(model, rebuild)
+
+
+def with_changes(model: nn.Module, changes: Mapping[str, tuple[Scheme, Factors, float]]) -> nn.Module:
+    """Give layers of a model a change: its scheme, factors and alpha by layer; change and return the model.
+
+    Raises:
+        ValueError: The model has no such layer, or the factors do not fit it.
+    """
+    found, made = dict(model.named_modules()), dict[str, dict[str, FactorWeight]]()
+    for name, (scheme, factors, alpha) in changes.items():
+        layer = found.get(name)
+        if layer is None or type(layer) not in (*LINEAR, *CONVOLUTIONS):
+            what = "is no linear layer or convolution" if layer else "does not exist in the model"
+            raise ValueError(f"layer {name!r} {what}; {near(name, found)}layers are {_some([*found][1:])}")
+        weight: Tensor = layer.weight
+        shape, sizes = WeightShape.of(weight), {key: tuple(factor.shape) for key, factor in factors.items()}
+        if sizes != (wanted := scheme.shapes(shape)):
+            raise ValueError(f"layer {name!r} ({shape}): the factors have the sizes {sizes}, not {wanted}")
+        own = {key: factor.to(weight) for key, factor in factors.items()}
+        made[name] = {"weight": FactorWeight(scheme, shape, own, Frozen(weight), alpha)}
     return _replace(model, lambda name, module: _wrap(module, made[name]) if name in made else module)
+
+
+def starts_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the factors of the adapter that the changes of a model start from, by name."""
+    found = {name: layer.start.factors for name, layer in factor_weights(model).items() if layer.start}
+    return {f"{name}.{key}": factor.detach() for name, factors in found.items() for key, factor in factors.items()}
 
 
 def _targets(model: nn.Module, how: Tune, scheme: Scheme) -> list[_Site]:
     """Return the weights that get a change. Raise ValueError if a pattern matches none that can be adapted."""
     tied = _tied(model)
-    found = [(_Site(layer, attribute, weight, None), module) for layer, attribute, weight, module in _weights(model)]
+    found = [(_Site(layer, a, weight, None, owner=_owner(m, a)), m) for layer, a, weight, m in _weights(model)]
     names = [site.name for site, _ in found]
+    if how.targets == NONE:
+        if not how.train:
+            raise ValueError("tune.targets is 'none', and tune.train lists no tensor: nothing would be trained")
+        return []
+    started = [site.name for site, _ in found if site.owner is not None and site.owner.base is not None]
     chosen: list[_Site] = []
-    for pattern in how.targets or default_targets(names, how):
+    for pattern in how.targets or started or default_targets(names, how):
         meant = [(site, module) for site, module in found if matches(site.name, [pattern])]
         tried = [_decide(site, module, scheme, tied, adapting=True) for site, module in meant]
         fit = [site for site in tried if site.scheme is not None]
@@ -145,8 +208,11 @@ def _targets(model: nn.Module, how: Tune, scheme: Scheme) -> list[_Site]:
             layers = f"; {near(pattern, _parts(names))}layers are {_some(names)}"
             raise ValueError(f"tune.targets: {pattern!r} matches no layer{why or layers}")
         chosen += [site for site in fit if site.name not in {other.name for other in chosen}]
-    if not chosen:
+    if not chosen and not how.train:
         raise ValueError("tune.targets: the model has no linear layer or convolution that could be adapted")
+    left = [name for name in started if name not in {site.name for site in chosen}]
+    if left:
+        raise ValueError(f"tune.adapter changes the layer {left[0]!r}, which tune.targets does not match")
     both = [site.name for site in chosen if how.trains(f"{site.layer}.{site.attribute}".removeprefix("."))]
     if both:
         raise ValueError(

@@ -273,7 +273,8 @@ def _decide(
     owner = site.owner
     if owner is not None:
         normed = isinstance(owner.scheme, WeightNorm) and isinstance(owner.scheme.inner, Dense)
-        if adapting or not (normed if owner.base is None else isinstance(owner.scheme, Dense)):
+        again = adapting and owner.base is not None  # a change that starts from an adapter
+        if not again and (adapting or not (normed if owner.base is None else isinstance(owner.scheme, Dense))):
             return replace(site, reason=f"already factorised by {owner.scheme}; compose the model first")
         scheme = WeightNorm(scheme) if owner.base is None else scheme.as_change()
     elif site.attribute not in module._parameters:
@@ -306,7 +307,8 @@ def _factor_weight(site: _Site, keep_weights: bool, generator: torch.Generator |
     assert site.scheme is not None
     shape, weight = WeightShape.of(site.weight), site.weight.detach()
     if site.owner is not None and site.owner.base is not None:
-        return _changed(site.scheme, site.owner.base, site.owner.alpha, generator, site.owner if keep_weights else None)
+        before = site.owner if keep_weights or site.owner.start else None
+        return _changed(site.scheme, site.owner.base, site.owner.alpha, generator, before)
     factors: Factors
     if weight.is_meta:
         factors = {name: weight.new_empty(size) for name, size in site.scheme.shapes(shape).items()}
@@ -335,11 +337,21 @@ def _changed(
         )
     factors = scheme.zero(base.detach(), generator)
     made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
-    # What a change starts from is dense, and so not scaled.
-    if before is not None and _fitting.get() and (change := before.factors["w"].detach()).any():
+    if before is None:
+        return made
+    same = before.start is not None and _sizes(before.start.factors) == _sizes(made.factors)
+    if before.start is not None and same and before.start.scale == made.scale:
+        factors = {name: before.start.factors[name].detach().clone() for name in factors}
+    # The frozen factors of a network are never replaced, so an adapter is needed with its values.
+    elif (_fitting.get() or before.start) and (change := before.change().detach()).any():
         factors = scheme.from_dense(change / made.scale, generator)
-        made = FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
-    return made
+    else:
+        return made
+    return FactorWeight(scheme, shape, {name: factor.to(base) for name, factor in factors.items()}, base, alpha)
+
+
+def _sizes(factors: Factors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(factor.shape) for name, factor in factors.items()}
 
 
 def _with_changes(module: nn.Module, weights: dict[str, FactorWeight]) -> nn.Module:

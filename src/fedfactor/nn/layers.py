@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,19 @@ MakeWeight = Callable[[str, Tensor], "FactorWeight | None"]
 """Returns the factors for the name and the tensor of a weight, or `None` if the weight stays dense."""
 
 
+class Start(NamedTuple):
+    """Factors that a change of a base starts from, and what their product is multiplied by."""
+
+    factors: Factors
+    scale: float
+
+
 class FactorWeight(nn.Module):
     """One weight, stored as the factors of a scheme, or as their sum with a frozen base: W0 + (alpha / r) F."""
 
     base: Frozen | None
+    start: Start | None = None
+    """Of the change of a base: the factors of an adapter that it starts from."""
 
     def __init__(
         self,
@@ -62,8 +71,9 @@ class FactorWeight(nn.Module):
         if self._held is not None:
             return self._held
         with span("composing"):
-            composed = self.scheme.compose(self.factors, self.shape)
-            return composed if self.base is None else torch.add(self.base, composed, alpha=self.scale)
+            if self.base is None:
+                return self.scheme.compose(self.factors, self.shape)
+            return self.scheme.added_to(self.base, self.scale, self.factors, self.shape)
 
     def change(self) -> Tensor:
         """Return what the factors add to the frozen base."""
@@ -75,7 +85,7 @@ class FactorWeight(nn.Module):
         _take_over(new, self)
         rest = {name: p for name, p in self._parameters.items() if name not in ("base", *self.factor_names)}
         new.__dict__["_parameters"] = {**weight._parameters, **rest}
-        for name in ("scheme", "shape", "alpha", "scale", "factor_names"):
+        for name in ("scheme", "shape", "alpha", "scale", "factor_names", "start"):
             new.__dict__[name] = getattr(weight, name)
         return new
 

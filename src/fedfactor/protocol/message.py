@@ -63,10 +63,14 @@ class Message:
 
 
 @timed("encoding")
-def encode(message: Message) -> Bytes:
-    """Return a message as bytes, which are writable so that decoding need not copy; equal messages give equal bytes."""
+def encode(message: Message, **metadata: str) -> Bytes:
+    """Return a message as bytes, which are writable so that decoding need not copy; equal messages give equal bytes.
+
+    `metadata` is for other readers of safetensors files.
+    """
     header: dict[str, Any] = {
         "__metadata__": {
+            **metadata,
             "fedfactor": FORMAT,
             "kind": message.kind,
             "fields": _SORTED.encode(message.fields),

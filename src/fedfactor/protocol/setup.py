@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedfactor.models.width import Width
 from fedfactor.nn import factor_weights, unfitted
-from fedfactor.nn.adapt import fresh_changes
+from fedfactor.nn.adapt import fresh_changes, starts_of
 from fedfactor.nn.frozen import Frozen, base_of
 from fedfactor.nn.state import tensors_of, weights_sha256
 from fedfactor.protocol.attack import Attack
@@ -100,9 +100,13 @@ class Setup:
 
     @cached_property
     def base_sha256(self) -> str:
-        """The SHA-256 of the frozen base: names, types, shapes and values; empty if the model has none."""
+        """The SHA-256 of the frozen base: names, types, shapes and values; empty if the model has none.
+
+        An adapter that the run starts from is part of it: methods may keep some of its factors fixed.
+        """
         self.network(1.0)  # builds the model
-        return weights_sha256(base_of(self._prototype[0])) if self._prototype else ""
+        model = self._prototype[0] if self._prototype else None
+        return weights_sha256({**base_of(model), **starts_of(model)}) if model else ""
 
     def network(self, capacity: float) -> nn.Module:
         """Return the network of a capacity. It is one object, which each user fills with its own tensors."""

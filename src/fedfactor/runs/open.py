@@ -20,6 +20,7 @@ from fedfactor.protocol.states import Elsewhere, at_hand
 from fedfactor.registry import imported
 from fedfactor.runs.directory import ENROLLED, RunError, find_runs, read_summary, reported
 from fedfactor.runs.flower.device import own_task
+from fedfactor.runs.peft import started
 from fedfactor.runs.recipe import recorded
 from fedfactor.runs.tasks import data_without, setup_of, task_of, task_with
 from fedfactor.server.events import client_gains
@@ -195,7 +196,8 @@ class Run:
                 "load(DIR, model=...), or with --model package.module:function on the command line"
             )
         size = self.recipe.rounds.evaluate_batch_size
-        return Task(self.given_model, data, facts["kind"], size, tune=self.recipe.tune)
+        tune = self.recipe.tune
+        return Task(started(self.given_model, tune), data, facts["kind"], size, tune=tune)
 
     def server(self) -> Tensors:
         """Return the server's tensors."""

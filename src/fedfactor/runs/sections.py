@@ -202,11 +202,13 @@ class TuneTable(SectionModel):
 
     targets: tuple[str, ...] = Tune.targets
     """Patterns of layers whose change is trained; default: queries and values of attention, or without attention all
-    linear layers and convolutions."""
+    linear layers and convolutions. `["none"]`: only `train` is trained."""
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Tune.alpha
     """The change is multiplied by alpha / r, where r is its rank; the change of a method without ranks is not."""
     train: tuple[str, ...] = Tune.train
     """Patterns of tensors that are trained and sent whole, such as a new classifier."""
+    adapter: str = Tune.adapter
+    """Folder of an adapter in PEFT's format to start from; without `targets`, its layers are the targets."""
 
 
 class RunTable(SectionModel):
@@ -318,6 +320,7 @@ WEIGHTS: Fields = {
         str,
         Field(None, description="weights to start from: a safetensors, .pth or .bin file, or a Hugging Face folder"),
     ),
+    "pretrained_sha256": (str, Field(None, description="SHA-256 of the file with the weights; another one is refused")),
     "base_sha256": (str, Field(None, description="SHA-256 of the model's frozen tensors; a run refuses another base")),
 }
 """Keys of `[model]` that every model has."""

@@ -31,6 +31,7 @@ from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.registry import create
 from fedfactor.rng import numpy_rng
 from fedfactor.runs.execute import run
+from fedfactor.runs.peft import started
 from fedfactor.runs.recipe import Recipe, described
 from fedfactor.runs.tasks import Facts, counted_facts
 from fedfactor.server.result import Result
@@ -185,7 +186,7 @@ def simulate(
             )
     else:
         data = split(data, clients, test=test, alpha=alpha, seed=seed, collate=collate)
-    task = Task(model, data, kind, evaluate_batch_size, loss, metrics, best, higher_is_better, tune)
+    task = Task(started(model, tune), data, kind, evaluate_batch_size, loss, metrics, best, higher_is_better, tune)
     recipe = described(
         Path(directory or "simulation").resolve().name,
         training,

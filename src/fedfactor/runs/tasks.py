@@ -19,6 +19,7 @@ from fedfactor.nn import Tune
 from fedfactor.protocol.setup import Setup
 from fedfactor.registry import imported
 from fedfactor.runs.directory import RunError
+from fedfactor.runs.peft import with_adapter
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.sections import WEIGHTS, Table, builder_of, metrics_of
 from fedfactor.runs.weights import with_weights
@@ -124,6 +125,8 @@ def model_options(table: Table, classes: int) -> Table:
         options.setdefault("classes", classes)
     if "width" in parameters:
         options.setdefault("width", 1.0)
+    if options.get("config") == "":
+        options["config"] = table.get("pretrained") or ""  # the folder has both
     return options
 
 
@@ -137,7 +140,10 @@ def model_factory(table: Table, classes: int, tune: Tune | None = None) -> Calla
 
     def built(options: Table) -> nn.Module:
         model = _built(table["name"], builder, options)
-        return with_weights(model, Path(path), tune.trains if tune else lambda name: False) if path else model
+        if path:
+            fresh = tune.trains if tune else lambda name: False
+            with_weights(model, Path(path), fresh, table.get("pretrained_sha256") or "")
+        return with_adapter(model, tune) if tune else model
 
     if "width" in inspect.signature(builder).parameters:
         full = options.pop("width")  # the width at capacity 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,7 @@ NESTED = ("state_dict", "model")
 """Keys under which training scripts store the weights in a checkpoint."""
 
 
-def with_weights(model: nn.Module, path: Path, fresh: Callable[[str], bool]) -> nn.Module:
+def with_weights(model: nn.Module, path: Path, fresh: Callable[[str], bool], sha256: str = "") -> nn.Module:
     """Give a model the weights of a file; change and return the model.
 
     The names may have another prefix in the file: the model of a wrapper, or a checkpoint of one. Tensors in the file
@@ -28,12 +30,13 @@ def with_weights(model: nn.Module, path: Path, fresh: Callable[[str], bool]) -> 
         model: The model.
         path: A safetensors file, a file of `torch.save` (.pth, .pt, .bin), or a folder of Hugging Face.
         fresh: Returns whether a tensor may be missing in the file, and then keeps its value.
+        sha256: SHA-256 that the file must have; empty: any.
 
     Raises:
-        ValueError: There is no such file, or it does not fit the model.
+        ValueError: There is no such file, it is another one, or it does not fit the model.
     """
     own = model.state_dict(keep_vars=True)
-    given = _renamed(read(path), own)
+    given = _renamed(read(path, sha256), own)
     there = {id(own[name]) for name in given if name in own}  # tied weights may be stored under one name
     counters = {name for name, tensor in own.items() if not tensor.is_floating_point()}
     missing = [n for n in own if n not in given and id(own[n]) not in there and n not in counters and not fresh(n)]
@@ -55,16 +58,22 @@ def with_weights(model: nn.Module, path: Path, fresh: Callable[[str], bool]) -> 
     return model
 
 
-def read(path: Path) -> Tensors:
+def read(path: Path, sha256: str = "") -> Tensors:
     """Return the tensors of a file of weights. Raise ValueError if there is none, or if it is not valid."""
     if path.is_dir():
         path = next((path / name for name in FILES if (path / name).exists()), path / FILES[0])
     if not path.exists():
         raise ValueError(f"there is no file {path} with weights: download it first, on each machine of the run")
+    if sha256:
+        with path.open("rb") as file:
+            found_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if found_sha256 != sha256:
+            raise ValueError(f"{path} has the SHA-256 {found_sha256}, but model.pretrained_sha256 is {sha256}")
     if path.suffix == ".safetensors":
         return read_weights(path, mapped=True)
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Files of torch before 1.6 are no zip files, and cannot be mapped.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise ValueError(f"{path} is no file of weights that torch can read safely: {reason}") from None

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedfactor import cost
 from fedfactor.client.descent import state_tensors
-from fedfactor.data.batches import outline, zeros
+from fedfactor.data.batches import filled, outline
 from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.codecs import Codec
@@ -83,7 +83,7 @@ class Costs:
             network, data = setup.network(capacity).train(), setup.task.data
             size = setup.training.batch_size
             if data.described:  # one example stands for all
-                batch = zeros(outline(data.batch(data.train, slice(1))), size)
+                batch = filled(outline(data.batch(data.train, slice(1))), size)
             else:
                 batch, size = data.batch(data.train, slice(size)), min(size, count(data.train))
             args, named = arguments(like(batch, next(iter(network.parameters()), torch.empty(0))))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -22,3 +24,11 @@ def install_command(extra: str) -> str:
     folder = Path(url2pathname(urlsplit(origin["url"]).path))
     editable = "-e " if origin["dir_info"].get("editable") else ""
     return f"{installer} install {editable}'{'.' if folder == Path.cwd() else folder}[{extra}]'"
+
+
+def optional(module: str, extra: str, purpose: str) -> Any:
+    """Import an optional package. Raise ImportError that says what to install if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs {module.partition('.')[0]}: {install_command(extra)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,14 @@ def test_ag_news(tmp_path: Path) -> None:
         (place / "test.csv").write_text('"4","fine","text"\n' + bad)
         with pytest.raises(ValueError, match=r"test\.csv is damaged"):
             load("ag_news", tmp_path, partial=True)
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tokenizer makes of texts is tested in tests/third_party/test_peft.py."""
+    imdb(tmp_path)
+    with pytest.raises(ValueError, match=r"data.tokenizer: there is no .*model/tokenizer.json; name the folder of a"):
+        load("imdb", tmp_path, partial=True, tokenizer=str(tmp_path / "model"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"data.tokenizer needs tokenizers: .*\[tune\]"):
+        load("imdb", tmp_path, partial=True, tokenizer=str(tmp_path))

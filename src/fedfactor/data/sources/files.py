@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import math
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedfactor.data.dataset import Array
-from fedfactor.support.install import install_command
 
 
 def first(places: Iterable[Path]) -> Path | None:
@@ -69,11 +66,3 @@ def check_labels(path: Path, labels: Array, classes: int) -> None:
     """Raise ValueError if a label of a file is not one of the classes."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(f"{path} is damaged: expected labels of 0 to {classes - 1}, got {labels.min()}–{labels.max()}")
-
-
-def optional(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional package. Raise ImportError that says what to install if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs {module.partition('.')[0]}: {install_command(extra)}") from error

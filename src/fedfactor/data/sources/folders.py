@@ -10,11 +10,12 @@ import numpy as np
 
 from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
-from fedfactor.data.sources.files import first, optional, read_lines
+from fedfactor.data.sources.files import first, read_lines
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.support.checks import check_number
+from fedfactor.support.install import optional
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff"}
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from fedfactor.data.dataset import Array, Dataset
 from fedfactor.data.sources.cache import Draft, cached
-from fedfactor.data.sources.files import optional
 from fedfactor.data.sources.mnist import pair
 from fedfactor.data.sources.registry import MissingData
-from fedfactor.data.sources.text import numbered, words_of
+from fedfactor.data.sources.text import numbered, tokenized, tokenizer_files
 from fedfactor.registry import register
+from fedfactor.support.install import optional
 
 PARTS = ("train", "test")
 
@@ -32,11 +32,13 @@ def huggingface(
     size: int = 0,
     vocabulary: int = 10_000,
     length: int = 128,
+    tokenizer: str = "",
 ) -> Dataset:
     """Any data set of images or texts with classes on the Hugging Face hub: huggingface:NAME.
 
     `train` and `test` are names of splits (`test = ""`: no test set). `inputs` and `target` are columns, by default
     found by their types; `natural` is the column of the natural owner. `size` resizes images to squares of that side.
+    `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the most frequent words.
     """
 
     def build(draft: Draft) -> None:
@@ -53,14 +55,16 @@ def huggingface(
         if _is_image(first, x):
             _put_images(draft, name, splits, x, size)
         else:
-            words = {part: [words_of(str(text)) for text in rows[x]] if rows else [] for part, rows in splits.items()}
-            encoded, draft.facts["vocabulary"] = numbered(words, vocabulary, length)
+            texts = {part: [str(text) for text in rows[x]] if rows else [] for part, rows in splits.items()}
+            encoded, draft.facts["vocabulary"] = (
+                tokenized(texts, tokenizer, length) if tokenizer else numbered(texts, vocabulary, length)
+            )
             for part in PARTS:
                 draft.put(f"{part}_x", encoded[part])
         _put_labels(draft, splits, y, natural)
 
     key = [name, config, revision, train, test, inputs, target, natural, size, vocabulary, length]
-    arrays, facts = cached(folder, f"huggingface-{name.replace('/', '-')}", [], key, build)
+    arrays, facts = cached(folder, f"huggingface-{name.replace('/', '-')}", tokenizer_files(tokenizer), key, build)
     return Dataset(
         f"huggingface:{name}",
         pair(arrays, "train"),

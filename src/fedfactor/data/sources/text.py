@@ -18,12 +18,13 @@ from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 from fedfactor.support.checks import check_number
+from fedfactor.support.install import optional
 
 WORD = re.compile(r"[a-z0-9']+")
 BREAK = re.compile(r"<[^>]*>")
 
-Texts = tuple[list[list[str]], Labels]
-"""The words of each text, and the classes of the texts."""
+Texts = tuple[list[str], Labels]
+"""Texts, and their classes."""
 
 
 @register(
@@ -39,6 +40,7 @@ def imdb(
     pool: bool = False,
     pool_train: int = 37_500,
     pool_seed: int = 0,
+    tokenizer: str = "",
     partial: bool = False,
 ) -> Dataset:
     """IMDB's film reviews, negative or positive: 25,000 for training and 25,000 for testing, or pooled and split again.
@@ -46,7 +48,8 @@ def imdb(
     Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
     of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
     `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
-    official 25,000. `partial` accepts fewer reviews than there should be.
+    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; rows are padded at
+    the end then. `partial` accepts fewer reviews than there should be.
     """
     for option, value in (("words", words), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -63,18 +66,25 @@ def imdb(
         parts: dict[str, Texts] = {}
         for part in _PARTS:
             files = [(file, label) for p, label, path in kinds if p == part for file in sorted(path.glob("*.txt"))]
-            parts[part] = [words_of(read_text(file)) for file, _ in files], np.array([y for _, y in files], np.int64)
+            parts[part] = [read_text(file) for file, _ in files], np.array([y for _, y in files], np.int64)
         if pool:
             parts = _pooled(parts, pool_train, pool_seed)
-        known = _frequent(parts["train"][0], words)
-        index = {word: number for number, word in enumerate(known, 1)}
-        for part, (texts, labels) in parts.items():
-            draft.put(f"{part}_x", _encode(texts, index, 0, length, front=True))
+        texts = {part: found for part, (found, _) in parts.items()}
+        if tokenizer:
+            rows, draft.facts["vocabulary"] = tokenized(texts, tokenizer, length)
+        else:
+            split = {part: [words_of(text) for text in found] for part, found in texts.items()}
+            known = _frequent(split["train"], words)
+            index = {word: number for number, word in enumerate(known, 1)}
+            rows = {part: _encode(found, index, 0, length, front=True) for part, found in split.items()}
+            draft.facts["vocabulary"] = ["", *known]
+        for part, (_, labels) in parts.items():
+            draft.put(f"{part}_x", rows[part])
             draft.put(f"{part}_y", labels)
-        draft.facts["vocabulary"] = ["", *known]
 
     options = {"words": words, "length": length, "pool": [pool_train, pool_seed] if pool else None}
-    arrays, facts = cached(folder, "imdb", [path for _, _, path in kinds], options, build)
+    made_from = [*(path for _, _, path in kinds), *tokenizer_files(tokenizer)]
+    arrays, facts = cached(folder, "imdb", made_from, options, build)
     train = pool_train if pool else 25_000
     check_whole("imdb", folder, sizes(arrays, train, 50_000 - train), partial)
     return Dataset(
@@ -92,11 +102,14 @@ def imdb(
     "ag_news",
     fetch="mkdir -p {data} && curl -L https://s3.amazonaws.com/fast-ai-nlp/ag_news_csv.tgz | tar -xz -C {data}",
 )
-def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64, partial: bool = False) -> Dataset:
+def ag_news(
+    folder: Path, vocabulary: int = 10_000, length: int = 64, tokenizer: str = "", partial: bool = False
+) -> Dataset:
     """AG News: titles and first sentences of four kinds of news, 120,000 for training and 7,600 for testing.
 
     Id 0 is the padding after short texts, id 1 any unknown word. The others are the most frequent words of the training
-    set. `partial` accepts fewer texts than there should be.
+    set. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words. `partial` accepts fewer texts
+    than there should be.
     """
     for option, value in (("vocabulary", vocabulary), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -113,15 +126,17 @@ def ag_news(folder: Path, vocabulary: int = 10_000, length: int = 64, partial: b
 
     def build(draft: Draft) -> None:
         parts = {part: _csv(path, len(classes)) for part, path in paths.items()}
-        rows, draft.facts["vocabulary"] = numbered(
-            {part: texts for part, (texts, _) in parts.items()}, vocabulary, length
+        texts = {part: found for part, (found, _) in parts.items()}
+        rows, draft.facts["vocabulary"] = (
+            tokenized(texts, tokenizer, length) if tokenizer else numbered(texts, vocabulary, length)
         )
         for part, (_, labels) in parts.items():
             draft.put(f"{part}_x", rows[part])
             draft.put(f"{part}_y", labels)
 
     options = {"vocabulary": vocabulary, "length": length, "classes": len(classes)}
-    arrays, facts = cached(folder, "ag_news", paths.values(), options, build)
+    made_from = [*paths.values(), *tokenizer_files(tokenizer)]
+    arrays, facts = cached(folder, "ag_news", made_from, options, build)
     check_whole("ag_news", folder, sizes(arrays, 120_000, 7_600), partial)
     train, test = pair(arrays, "train"), pair(arrays, "test")
     return Dataset("ag_news", train, test, classes, vocabulary=tuple(facts["vocabulary"]))
@@ -154,12 +169,46 @@ def _encode(texts: list[list[str]], index: dict[str, int], unknown: int, length:
     return rows
 
 
-def numbered(parts: dict[str, list[list[str]]], vocabulary: int, length: int) -> tuple[dict[str, Array], list[str]]:
-    """Return the word ids of each part, padded at the end, and the word that each id stands for."""
-    known = _frequent(parts["train"], vocabulary - 2)
+def numbered(parts: dict[str, list[str]], vocabulary: int, length: int) -> tuple[dict[str, Array], list[str]]:
+    """Return the word ids of the texts of each part, padded at the end, and the word that each id stands for."""
+    split = {part: [words_of(text) for text in texts] for part, texts in parts.items()}
+    known = _frequent(split["train"], vocabulary - 2)
     index = {word: number for number, word in enumerate(known, 2)}
-    rows = {part: _encode(texts, index, 1, length, front=False) for part, texts in parts.items()}
+    rows = {part: _encode(texts, index, 1, length, front=False) for part, texts in split.items()}
     return rows, ["", "?", *known]
+
+
+def tokenizer_files(folder: str) -> list[Path]:
+    """Return the file of a Hugging Face tokenizer; no file if none is named. Raise ValueError if it does not exist."""
+    if not folder:
+        return []
+    path = Path(folder).expanduser() / "tokenizer.json"
+    if not path.exists():
+        raise ValueError(f"data.tokenizer: there is no {path}; name the folder of a Hugging Face model")
+    return [path]
+
+
+def tokenized(parts: dict[str, list[str]], folder: str, length: int) -> tuple[dict[str, Array], list[str]]:
+    """Return the token ids of the texts of each part, padded at the end, and the token that each id stands for."""
+    package = optional("tokenizers", "tune", "data.tokenizer")
+    (path,) = tokenizer_files(folder)
+    try:
+        tokenizer = package.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises no other kind
+        raise ValueError(f"{path} is no tokenizer: {error}") from None
+    pads = [(tokenizer.padding or {}).get("pad_id"), *map(tokenizer.token_to_id, ("[PAD]", "<pad>"))]
+    pad = next((number for number in pads if number is not None), None)
+    if pad is None:
+        raise ValueError(f"{path} names no token for padding")
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=pad)
+    size = tokenizer.get_vocab_size()
+    kind = np.int16 if size < np.iinfo(np.int16).max else np.int32
+    rows = {}
+    for part, texts in parts.items():
+        encoded = tokenizer.encode_batch([BREAK.sub(" ", text) for text in texts])
+        rows[part] = np.array([one.ids for one in encoded], kind).reshape(len(texts), length)
+    return rows, [tokenizer.id_to_token(number) or "" for number in range(size)]
 
 
 def _pooled(parts: dict[str, Texts], train: int, seed: int) -> dict[str, Texts]:
@@ -190,7 +239,7 @@ def _csv(path: Path, classes: int) -> Texts:
                         f"got {len(row)} columns beginning with {row[:1]}"
                     )
                 # The distributed files have a backslash in place of a line break.
-                texts.append(words_of(f"{row[1]} {row[2]}".replace("\\", " ")))
+                texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
                 labels.append(int(row[0]) - 1)
         except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is damaged: expected comma-separated UTF-8 text, but {error}") from error
