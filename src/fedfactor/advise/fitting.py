@@ -110,11 +110,12 @@ def advise(request: Request) -> Advice:
 def _merit(fit: Fit, request: Request) -> tuple[Any, ...]:
     """Return the sort key of a fit: the wanted kind, then the most operations, then the fewest bytes.
 
-    Devices that can compute the full model should do so. Where all devices can, plain FedAvg comes first.
+    Devices that can compute the full model should do so. Where all devices can, plain FedAvg comes first. Methods that
+    move the base come last, because the bytes of these moves are not counted.
     """
     sent = sum(share * (row.size.up + row.size.down) for share, row in zip(request.shares, fit.rows, strict=True))
     share = 0.0 if math.isnan(fit.share) else round(fit.share, 3)
-    return fit.suits(request), share, fit.method.name == "fedavg", -sent
+    return fit.suits(request), not fit.method.traits.moves_base, share, fit.method.name == "fedavg", -sent
 
 
 def _fit(name: str, request: Request, gauge: Gauge, dense: Size) -> Fit | str:

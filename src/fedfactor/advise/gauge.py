@@ -70,8 +70,6 @@ class Gauge:
         reason = cannot_tune(method) if untunable else method.refuses(self.optimizer, self.codec, self.training)
         if reason:
             raise ValueError(reason)
-        if method.traits.moves_base and self.task.tune is None:
-            raise ValueError(f"{method.name} moves a frozen base, which there is only with [tune]")
         return form_of(method.bind(self.task, sorted(levels, reverse=True)), 0)
 
     def size(self, method: Method, capacity: float) -> Size:
