@@ -191,6 +191,15 @@ def test_an_empty_cohort_is_a_round_for_every_kind_of_method() -> None:
         assert 0 in [len(event["cohort"]) for event in found.history[1:]]
 
 
+def test_an_empty_cohort_takes_no_time_on_a_fleet() -> None:
+    settings: dict[str, Any] = {"cohort": 1, "rounds": 8, "epochs": 0, "fleet": {"phone-mid": 1.0}}
+    found = private(privacy={"sampling": "poisson", "noise": 1.0}, **settings)
+    times = [event["totals"]["simulated_seconds"] for event in found.history[1:]]
+    empty = [event["round"] - 1 for event in found.history[1:] if not event["cohort"]]
+    assert empty and times == sorted(times)
+    assert all(times[place] == (times[place - 1] if place else 0.0) for place in empty)
+
+
 def test_a_budget_stops_the_run_at_the_last_round_that_fits(tmp_path: Path) -> None:
     free = private(privacy={"noise": 4.0}, rounds=5, epochs=0)
     spent = [event["privacy"]["epsilon"] for event in free.history[1:]]

@@ -304,7 +304,8 @@ class Federation:
         counts: dict[str, Any] = {**cost, "macs": None if math.isnan(macs) else round(macs)}
         counts |= {"failures": len(answers.failures), **(timeline.counts if timeline else {})}
         before = server.totals
-        totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
+        sums = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
+        totals = before | sums  # an empty cohort takes no time on a fleet
         new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=fold.untrained, moves=moves))
         moved = answers.bytes_down + answers.bytes_up
         event = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedfactor.rng import numpy_rng
 from fedfactor.runs.execute import run as run_inline
 from fedfactor.server.federation import QuorumLost
 from tests.helpers.grid import FIRST_ID, Deployment, outcome, recipe
@@ -80,6 +81,17 @@ def test_a_deployment_with_the_same_seed_computes_the_same_bits(tmp_path: Path) 
     (deployed.run_dir / "checkpoint").mkdir(parents=True)
     (deployed.run_dir / "checkpoint" / "secret").write_text(str(chosen.training.seed))
     assert deployed.serve().summary["weights_sha256"] == run_inline(chosen).summary["weights_sha256"]
+
+
+def test_a_deployment_goes_on_after_an_empty_cohort(tmp_path: Path) -> None:
+    chosen = recipe("heterofl", **PRIVATE)
+    deployed, seed = Deployment(tmp_path, chosen), 0
+    while (numpy_rng(seed, "cohort", 0).random(4) < 0.5).any():
+        seed += 1
+    (deployed.run_dir / "checkpoint").mkdir(parents=True)
+    (deployed.run_dir / "checkpoint" / "secret").write_text(str(seed))
+    first, second = deployed.serve().history[1:]
+    assert first["cohort"] == [] and second["round"] == 2
 
 
 def test_nodes_that_add_the_noise_have_secrets_of_their_own(tmp_path: Path) -> None:
