@@ -44,7 +44,7 @@ def work(setup: Setup, job: Bytes, state: Bytes | None, secret: int | None = Non
     kept, setup = kept_of(setup, state, round), setup.at(round)
     with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
         if message.kind == "train":
-            return _train(setup, message, kept, secret, hashlib.sha256(job).hexdigest())
+            return _train(setup, message, kept, job, secret)
         if message.kind == "evaluate":
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
@@ -76,7 +76,7 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Ex
 
 
 def _train(
-    setup: Setup, message: Message, kept: dict[str, Tensors], secret: int | None, identity: str
+    setup: Setup, message: Message, kept: dict[str, Tensors], job: Bytes, secret: int | None
 ) -> tuple[Bytes, Bytes | None]:
     method, training, fields, privacy = setup.method, setup.training, message.fields, setup.privacy
     examples, attack = setup.task.data.of(fields["client"]), setup.attacked_by(fields["client"])
@@ -107,7 +107,8 @@ def _train(
     trained = setup.trained(ctx.capacity)
     if privacy and privacy.where == "client":
         # A repeated job gets the same noise, and any other job other noise: differences must not reveal an update.
-        seed = derive(training.seed if secret is None else secret, "privacy", ctx.round, f"{ctx.client}/{identity}")
+        whose = f"{ctx.client}/{hashlib.sha256(job).hexdigest()}"
+        seed = derive(training.seed if secret is None else secret, "privacy", ctx.round, whose)
         shared = protected(shared, ctx.down, trained, privacy, seed)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
     codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))
