@@ -47,7 +47,7 @@ test-ray: $(READY) .ray/ready
 
 .ray/ready:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target .ray \
-		attrs==26.1.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 msgpack==1.2.4 ray==2.55.1 \
+		attrs==23.2.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 msgpack==1.2.4 ray==2.55.1 \
 		referencing==0.37.0 rpds-py==2026.9.1
 	touch .ray/ready
 

@@ -289,6 +289,14 @@ def test_the_files_of_the_page_on_local_training_run(tmp_path: Path, monkeypatch
     assert done.exit_code == 0, done.output
 
 
+def test_the_recipe_of_the_page_on_privacy_runs(tmp_path: Path) -> None:
+    ((_, title, body),) = [block for block in blocks("privacy.md") if block[1]]
+    (tmp_path / title).write_text(body)
+    quick = ("--set", "train.rounds=1", "--set", "train.cohort=4", "--set", "privacy.sampling=none")
+    done = fedfactor("run", title, *quick, "--out", "run", cwd=tmp_path)
+    assert done.exit_code == 0 and "epsilon 7.9" in done.output, done.output
+
+
 def test_the_tasks_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

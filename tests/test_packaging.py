@@ -27,6 +27,7 @@ EXTRA_OF = {
     "figures.py": "figures",
     "export": "onnx",
     "audit": "audit",
+    "accounting.py": "privacy",
 }
 """The extra that provides what a module, or the modules below a folder, import at their own risk."""
 DISTRIBUTIONS = {"PIL": "pillow", "mlflow": "mlflow-skinny"}

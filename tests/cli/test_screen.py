@@ -150,3 +150,15 @@ def test_small_words() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 3661)] == ["0:00:00", "0:01:00", "1:01:01"]
     assert bars([0.0, 0.5, 1.0]) == "▁▅█" and bars([2.0, 2.0]) == "▁▁"
     assert traffic({}, 2000) == "nothing sent; dense FedAvg 2.0 kB"
+
+
+def test_what_privacy_has_spent_is_shown_and_a_budget_ends_the_run() -> None:
+    run = Watched("private", 5)
+    event = {"event": "round", "round": 1, "cohort": [], "seconds": 1.0, "loss": None, "failures": []}
+    event["totals"] = {"bytes_down": 0, "bytes_up": 0, "failures": 0}
+    run.hear({**event, "privacy": {"epsilon": 1.23456, "clip": 1.0}})
+    assert not run.done and "epsilon 1.235" in shown(run) and "loss" not in line(run.last)
+    run.hear({**event, "round": 2, "privacy": {"epsilon": None, "clip": 1.0}})
+    assert "epsilon infinite (no noise)" in line(run.last)
+    run.hear({**event, "round": 3, "privacy": {"epsilon": 2.0, "clip": 1.0, "stopped": "too much"}})
+    assert run.done and "3 rounds" in str(run.closing()) and "stopped: too much" in str(run.closing())

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
+from fedfactor.server.accounting import Release, Spending
 from tests.helpers.command import fedfactor
 from tests.helpers.recipes import recipe
 
@@ -61,3 +62,23 @@ def test_export_writes_a_model_and_says_how_to_load_it(tmp_path: Path) -> None:
     assert torch.equal(load_file(out)["fc.bias"], load(tmp_path / "run").model(client=2).fc.bias)
     wrong = fedfactor("export", tmp_path / "run", "-o", tmp_path / "model.pickle")
     assert wrong.exit_code == 2 and ".safetensors" in wrong.stderr and not (tmp_path / "model.pickle").exists()
+
+
+def test_plan_says_which_noise_an_epsilon_needs() -> None:
+    asked = [
+        "plan", "--model", "digits_cnn", "--input", "1x8x8", "--device", "phone: 2 MB up", "--methods", "fedavg",
+        "--rounds", "2", "--epsilon", "8", "--clients", "100", "--cohorts", "50,1.0",
+    ]  # fmt: skip
+    found = json.loads(fedfactor(*asked, "--delta", "1e-4", "--json").stdout)["privacy"]
+    half, everyone = found["rows"]
+    assert (half["cohort"], everyone["cohort"]) == (50, 100) and half["noise"] < everyone["noise"]
+    assert half["per_number"] == half["noise"] / 50 > everyone["per_number"]
+    assert 7.9 < Spending(Release("poisson", 50, 100), half["noise"], 1e-4).after(2) <= 8
+    assert "epsilon 8 at delta 0.0001" in fedfactor(*asked, "--delta", "1e-4").stdout
+
+
+def test_an_epsilon_without_delta_fails_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedfactor.advise.advise", lambda request: pytest.fail("this takes a minute"))
+    words = ("plan", "--model", "digits_cnn", "--input", "1x8x8", "--device", "pc: 1 GB", "--epsilon", "8")
+    done = fedfactor(*words)
+    assert done.exit_code == 2 and "--epsilon needs a --delta above 0 and below 1 / 1,000" in done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from plotly.offline import get_plotlyjs
+from torch import nn
 
 from fedfactor.audit.result import AttackResult, AuditResult, png
 from fedfactor.factor import effective_rank
@@ -29,6 +30,7 @@ from fedfactor.report.values import UNITS, amount, span, thin, unit_for
 from fedfactor.runs.execute import run
 from fedfactor.runs.open import load
 from fedfactor.runs.recipe import resolve
+from fedfactor.runs.simulate import simulate
 from fedfactor.task import ACCURACY
 from tests.helpers.command import fedfactor
 from tests.helpers.made_runs import comparison, make_run, timed_comparison
@@ -446,3 +448,25 @@ def test_a_script_of_plotly_that_is_built_differently_is_used_whole(monkeypatch:
     assert len(plotly_script()) < len(get_plotlyjs())  # else the cut does nothing, and should go
     monkeypatch.setattr("fedfactor.report.sections.get_plotlyjs", lambda: "/* plotly */ window.Plotly = {}")
     assert plotly_script() == "/* plotly */ window.Plotly = {}"
+
+
+def test_what_privacy_spent_and_which_numbers_stayed_private(tmp_path: Path) -> None:
+    settings = {"clip": 1.0, "delta": 1e-5, "noise": 1.0, "sampling": "none"}
+    for method in ("fedpara", "pfedpara"):
+        layers = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+        examples = torch.randn(40, 4), torch.zeros(40, dtype=torch.long)
+        chosen = {"method": method, "clients": 4, "rounds": 2, "evaluate_clients": "all", "privacy": settings}
+        simulate(layers, examples, test=examples, directory=tmp_path / method, **chosen)
+    groups, remarks = read_groups([tmp_path])
+    section = next(one for one in sections(groups, remarks) if one.name == "privacy")
+    table, curve, against = section.elements[:3]
+    assert isinstance(table, Table) and isinstance(curve, Figure) and isinstance(against, Figure)
+    sent, kept = table.head.index("numbers sent"), table.head.index("numbers kept private")
+    rows = {row[0]: row for row in table.rows}
+
+    def number(text: str) -> int:
+        return int(text.replace(",", ""))
+
+    everything, part = rows["fedpara"], rows["pfedpara"]
+    assert everything[kept] == "0" < part[kept] and number(part[sent]) < number(everything[sent])
+    assert "protects nobody" in everything[-1] and everything[1] == part[1] == curve.table.rows[-1][1]

@@ -178,3 +178,19 @@ def test_the_rounds_between_evaluations_are_written_out() -> None:
     found = resolve(override(BASE, ["train.rounds=100"])).tables["evaluate"]
     assert (found["every"], found["batch_size"]) == (5, 100)
     assert resolve(override(BASE, ["train.rounds=100", "evaluate.every=1"])).rounds.evaluate_every == 1
+
+
+def test_privacy_is_left_out_or_written_out_and_reads_back() -> None:
+    assert "privacy" not in resolve(BASE).tables and resolve(BASE).privacy is None
+    found = resolve(override(BASE, ["privacy={clip=1, epsilon=8.0, delta=1e-5}"]))
+    assert found.tables["privacy"] == {
+        "clip": 1.0, "delta": 1e-5, "kind": "gaussian", "epsilon": 8.0, "where": "server", "sampling": "poisson",
+        "quantile": 0.5, "clip_start": 0.1, "clip_lr": 0.2,
+    }  # fmt: skip
+    assert resolve(found.tables).privacy == found.privacy
+    with pytest.raises(RecipeError, match=r"privacy.delta"):
+        resolve(override(BASE, ["privacy={clip=1.0, noise=1.0}"]))
+    with pytest.raises(RecipeError, match="give either noise, or epsilon"):
+        resolve(override(BASE, ["privacy={clip=1.0, delta=1e-5}"]))
+    with pytest.raises(RecipeError, match="clients of scaffold upload a second update"):
+        resolve(override(BASE, ["privacy={clip=1.0, noise=1.0, delta=1e-5}", "optimizer.name=scaffold"]))

@@ -156,7 +156,7 @@ def test_the_schema_has_all_sections_names_limits_and_descriptions() -> None:
     shipped = json.loads(SCHEMA.read_text())
     assert list(shipped["properties"]) == [
         "name", "seed", "data", "partition", "objective", "model", "method", "optimizer", "codec", "tune", "train",
-        "capacities", "fleet", "rounds", "aggregation", "attack", "evaluate", "run", "paper", "small", "sweep",
+        "capacities", "fleet", "rounds", "aggregation", "attack", "privacy", "evaluate", "run", "paper", "small", "sweep",
     ]  # fmt: skip
     assert all(section["description"] for section in shipped["properties"].values())
     assert not shipped["additionalProperties"] and not shipped["$defs"]["method-fedpara"]["additionalProperties"]

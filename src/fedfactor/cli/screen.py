@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fedfactor.profile import Recorder
 from fedfactor.report.values import joules, span
-from fedfactor.server.events import start_line
+from fedfactor.server.events import privacy_line, start_line
 from fedfactor.server.result import RANKING
 from fedfactor.task import ACCURACY, LOSS, Decider
 
@@ -83,7 +83,7 @@ class Progress:
                 self._notice = ""
             if event["event"] == "round":
                 words = f"{name}: round {event['round']}/{rounds}, {line(event, run.dense, run.decider)}"
-                left = f", {clock(run.left)} left" if run.left else ""
+                left = f", {clock(run.left)} left" if run.left and not run.done else ""
                 self._say(words + left)
 
         return listen
@@ -157,8 +157,8 @@ class Watched:
 
     @property
     def done(self) -> bool:
-        """Whether the last round is finished."""
-        return self.round >= self.rounds
+        """Whether the last round is finished, or the last one that fits the privacy budget."""
+        return self.round >= self.rounds or "stopped" in self.last.get("privacy", {})
 
     @property
     def left(self) -> float | None:
@@ -183,12 +183,17 @@ class Watched:
         rows.add_row("clients", self._clients())
         if "clock" in self.last:
             rows.add_row("fleet", fleet_time(self.last))
+        if "privacy" in self.last:
+            rows.add_row("privacy", privacy_line(self.last["privacy"]))
         return Panel(rows, title=escape(self.name), title_align="left")
 
     def closing(self) -> Text:
         """Say in a line how the run ended."""
         score = f"{self.decider.name} {self.decider.number(self.measured[-1][1])}, " if self.measured else ""
-        return Text(f"{self.name}: {self.rounds} rounds, {score}{traffic(self.last.get('totals', {}), self.dense)}")
+        spent = f", {privacy_line(self.last['privacy'])}" if "privacy" in self.last else ""
+        return Text(
+            f"{self.name}: {self.round} rounds, {score}{traffic(self.last.get('totals', {}), self.dense)}{spent}"
+        )
 
     def _score(self) -> Text:
         if not self.measured:
@@ -280,9 +285,10 @@ class Steps:
 
 def line(event: Event, dense: float = 0.0, decider: Decider = ACCURACY) -> str:
     """Summarise a round in one line; `dense` is the number of bytes that dense FedAvg would have sent so far."""
-    words, name = [f"loss {event['loss']:.3f}"], decider.name
+    words = [] if event["loss"] is None else [f"loss {event['loss']:.3f}"]
+    name = decider.name
     if decider == LOSS:
-        words, name = [f"training {words[0]}"], "test loss"
+        words, name = [f"training {word}" for word in words], "test loss"
     if "all" in event:
         words.append(f"{name} {decider.number(decider.of(event['all']))} of all clients")
     if "global" in event:
@@ -292,6 +298,8 @@ def line(event: Event, dense: float = 0.0, decider: Decider = ACCURACY) -> str:
     elif "selected_after" in event and "all" not in event:
         words.append(f"clients' {name} {decider.number(decider.of(event['selected_after']))}")
     words.append(traffic(event["totals"], dense))
+    if "privacy" in event:
+        words.append(privacy_line(event["privacy"]))
     if "clock" in event:
         words.append(fleet_time(event))
     if event["failures"]:
@@ -308,6 +316,9 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
     timed = any("simulated_seconds" in summary for summary in found.values())
     if timed:
         table.add_column("time on the fleet")
+    private = any("privacy" in summary for summary in found.values())
+    if private:
+        table.add_column("privacy")
     printed = any(paper.keys() & {"accuracy", "accuracy_at"} for paper in papers.values())
     if printed:
         table.add_column("paper's accuracy")
@@ -326,6 +337,8 @@ def results(found: Mapping[str, Mapping[str, Any]], papers: Mapping[str, Mapping
         ]
         if timed:
             row.append(span(summary["simulated_seconds"]) if "simulated_seconds" in summary else "-")
+        if private:
+            row.append(privacy_line(summary["privacy"]) if "privacy" in summary else "-")
         table.add_row(*row, *([_beside(papers[name], summary)] if printed else []))
     return table
 

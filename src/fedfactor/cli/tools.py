@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,10 @@ def plan(
     data: Annotated[
         str | None, typer.Option(help="Data set of the recipe. Default: one that fits the input and the classes.")
     ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Also show the noise that this epsilon needs.", min=0)] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of --epsilon, below 1 / --clients.", min=0)] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients, for --epsilon.", min=2)] = 1000,
+    cohorts: Annotated[str, typer.Option(help="Clients per round, for --epsilon: 50,500 or shares.")] = "",
     recipe: Annotated[Path | None, typer.Option(help="Write the chosen method as a recipe to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,16 +53,26 @@ def plan(
         mbps=advise.link(link) if link else None, examples=examples, joules_per_mb=joules_per_mb,
         joules_per_gmac=joules_per_gmac, personal=personal, methods=tuple(listed(methods)), **levels,
     )  # fmt: skip
+    if epsilon is not None:
+        delta = advise.check_guarantee(epsilon, delta, clients)
     if recipe:
         request.check_data()  # now, and not after a minute of work
         if not recipe.parent.is_dir():
             raise ValueError(f"the folder {recipe.parent} does not exist; create it first")
     found = advise.advise(request)
+    noise = None
+    if epsilon is not None and delta is not None:
+        sizes = numbers("--cohorts", cohorts, "50,500", float) if cohorts else []
+        length = rounds or request.resolved.rounds.rounds
+        noise = advise.plan_privacy(epsilon, delta, clients, length, sizes, found.dense.parameters)
     text = advise.to_recipe(found, recipe.stem) if recipe else ""
     if as_json:
-        print(json.dumps(advise.as_dict(found, rounds), indent=1))
+        privacy = {"privacy": dataclasses.asdict(noise)} if noise else {}
+        print(json.dumps({**advise.as_dict(found, rounds), **privacy}, indent=1))
     else:
         console.print(advise.render(found, rounds))
+        if noise:
+            console.print(advise.render_privacy(noise))
     if recipe:
         write_text(recipe, text)
         if not as_json:

@@ -6,6 +6,7 @@ inputs and outputs as bytes, so a client computes the same in a local process an
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, pairwise
@@ -26,20 +27,24 @@ from fedfactor.protocol.method import Diagnostics
 from fedfactor.protocol.moves import SECTION, caught_up
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.privacy import protected
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, seeded, torch_rng
 from fedfactor.task import Batch, like
 
 
 @timed("the rest")
-def work(setup: Setup, job: Bytes, state: Bytes | None) -> tuple[Bytes, Bytes | None]:
-    """Run one job and return the reply and the client's new state (`None` if it is unchanged)."""
+def work(setup: Setup, job: Bytes, state: Bytes | None, secret: int | None = None) -> tuple[Bytes, Bytes | None]:
+    """Run one job and return the reply and the client's new state (`None` if it is unchanged).
+
+    `secret` is the seed of the noise that a client adds for differential privacy; by default the run's seed.
+    """
     message = decode(job)
     client, round = message.fields["client"], message.fields["round"]
     kept, setup = kept_of(setup, state, round), setup.at(round)
     with seeded(derive(setup.training.seed, message.kind, round, client), setup.training.torch_device):
         if message.kind == "train":
-            return _train(setup, message, kept)
+            return _train(setup, message, kept, job, secret)
         if message.kind == "evaluate":
             return _evaluate(setup, message, kept), None
         if message.kind == "calibrate":
@@ -70,25 +75,28 @@ def ready(setup: Setup, message: Message, kept: dict[str, Tensors], examples: Ex
     )
 
 
-def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[Bytes, Bytes | None]:
-    method, training, fields = setup.method, setup.training, message.fields
+def _train(
+    setup: Setup, message: Message, kept: dict[str, Tensors], job: Bytes, secret: int | None
+) -> tuple[Bytes, Bytes | None]:
+    method, training, fields, privacy = setup.method, setup.training, message.fields, setup.privacy
     examples, attack = setup.task.data.of(fields["client"]), setup.attacked_by(fields["client"])
     if attack and attack.kind == "label_flip":
         examples = setup.task.data.mislabelled(examples)
     network, ctx = ready(setup, message, kept, examples)
     places = Places.read(fields.get("places"), ctx.down)
     answer: dict[str, Any] = {key: fields[key] for key in ("client", "round", "capacity")}
-    answer["samples"] = count(examples)
-    test = setup.task.data.own_test(fields["client"]) if fields["test"] else None
+    answer["samples"] = 1 if privacy else count(examples)  # with privacy, the update is all that a client tells
+    test = setup.task.data.own_test(fields["client"]) if fields["test"] and not privacy else None
     if test is not None:
         answer["before"] = setup.task.evaluate(network, test)
     states = unpacked(_on(training.torch_device, kept.get("local", {})))
-    answer.update(_fit(setup, network, examples, ctx, states))
+    fitted = _fit(setup, network, examples, ctx, states)
+    answer |= {} if privacy else fitted
     if test is not None:
         answer["after"] = setup.task.evaluate(network, test)
     if method.traits.sends_labels:
         answer["labels"] = ctx.labels.tolist()
-    if isinstance(method, Diagnostics) and method.traits.reports:
+    if isinstance(method, Diagnostics) and method.traits.reports and not privacy:
         answer["figures"] = method.report(network, ctx)
 
     own = tensors_of(network)
@@ -97,6 +105,11 @@ def _train(setup: Setup, message: Message, kept: dict[str, Tensors]) -> tuple[By
     if attack:
         shared = attack.spoilt(shared, ctx.down, torch_rng(training.seed, "attack", ctx.round, ctx.client))
     trained = setup.trained(ctx.capacity)
+    if privacy and privacy.where == "client":
+        # A repeated job gets the same noise, and any other job other noise: differences must not reveal an update.
+        whose = f"{ctx.client}/{hashlib.sha256(job).hexdigest()}"
+        seed = derive(training.seed if secret is None else secret, "privacy", ctx.round, whose)
+        shared = protected(shared, ctx.down, trained, privacy, seed)
     rng = torch_rng(training.seed, "codec", ctx.round, ctx.client)
     codec_state = _on(training.torch_device, places.take(kept.get("codec", {}), ctx.down))
     coded, codec_state = code_up(setup.codec, trained, shared, ctx.down, codec_state, rng)
@@ -192,7 +205,7 @@ def _calibrate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Byte
     """Run the model on the client's data and return its batch statistics (HeteroFL's static batch norm)."""
     network, _ = filled_network(setup, message, kept, training=False)
     fields = {key: message.fields[key] for key in ("client", "round", "capacity")}
-    samples = len(setup.task.data.train_of[fields["client"]])
+    samples = 1 if setup.privacy else len(setup.task.data.train_of[fields["client"]])
     return encode(Message("calibrated", {**fields, "samples": samples}, _statistics(setup, network, message)))
 
 

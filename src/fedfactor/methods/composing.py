@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from fedfactor.factor import ChannelSplit
+from fedfactor.factor import SpatialSplit
 from fedfactor.factor.base import WeightShape
 from fedfactor.factor.products import ComposedProducts, StackedProducts
 from fedfactor.methods.spectral import split_names
 from fedfactor.protocol.method import Networks
-from fedfactor.protocol.plan import Held, HoldersMean, Piece, Reply, Tensors, whole_plan
+from fedfactor.protocol.plan import Held, HoldersMean, Piece, Plan, Reply, Tensors, WeightedSum, whole_plan
 
 
 class ComposedMean(HoldersMean):
@@ -38,7 +38,7 @@ class ComposedMean(HoldersMean):
             self.scale(math.exp((self._largest - reply.capacity) / self._tau))
             self._largest = reply.capacity
         share, layers = math.exp((reply.capacity - self._largest) / self._tau), self._layers(reply.capacity)
-        factors = {f"{layer}.{factor}" for layer in layers for factor in "uv"}
+        factors = factors_of(layers)
         dense = [name for name in reply.tensors if name not in factors]
         reference = reply.reference if self._strongest is None else self.view
         self.add_tensors(replace(reply, plan=whole_plan(dense), reference=reference), dense, share)
@@ -52,6 +52,24 @@ class ComposedMean(HoldersMean):
             else:
                 products.add(u * share, v)
                 total.change.sub_(self.view[name], alpha=share)
+
+    def changes(self, reply: Reply) -> Iterator[tuple[Piece, Tensor]]:
+        """Yield the composed changes of layers, and the changes of dense tensors."""
+        layers = self._layers(reply.capacity)
+        for layer, name in layers.items():
+            shape = WeightShape.of(self.view[name])
+            new, old = (
+                SpatialSplit().compose({one: tensors[f"{layer}.{one}"] for one in "uv"}, shape)
+                for tensors in (reply.tensors, reply.reference)
+            )
+            yield Piece(name), new - old
+        for name in sorted(reply.tensors.keys() - factors_of(layers)):
+            yield Piece(name), reply.change(name)
+
+    def places(self, plan: Plan, capacity: float) -> Iterator[Piece]:
+        """Yield the dense tensors, whole."""
+        layers = self._layers(capacity)
+        yield from map(Piece, [*layers.values(), *sorted(plan.keys() - factors_of(layers))])
 
     def scale(self, factor: float) -> None:
         """Multiply the weights of all replies so far."""
@@ -77,7 +95,10 @@ class DecomposedMean(HoldersMean):
         self._products = {names: StackedProducts() for names in factors}
         self._factors = {name for names in factors for name in names}
         self._changed: set[tuple[str, str]] = set()
-        self._total, self._count = 0.0, 0
+        self._total = 0.0
+        self._count: Tensor | float = 0
+        self._dense = {f"{u} {v}": (u, v) for u, v in factors}
+        """The factors of each product, by the name of the sum of its composed changes (see `changes`)."""
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
@@ -90,9 +111,35 @@ class DecomposedMean(HoldersMean):
             if any(reply.change(name).any() for name in names):
                 self._changed.add(names)
 
+    def changes(self, reply: Reply) -> Iterator[tuple[Piece, Tensor]]:
+        """Yield the composed changes of products, and the changes of all other tensors."""
+        for name, factors in self._dense.items():
+            new, old = (product(*(some[one] for one in factors)) for some in (reply.tensors, reply.reference))
+            yield Piece(name), new - old
+        for name in sorted(reply.tensors.keys() - self._factors):
+            yield reply.plan[name], reply.change(name)
+
+    def places(self, plan: Plan, capacity: float) -> Iterator[Piece]:
+        """Yield the products, whole, and the places of all other tensors."""
+        yield from (Piece(name) for name in self._dense)
+        yield from (piece for name, piece in plan.items() if name not in self._factors)
+
+    def sum_of(self, source: str) -> WeightedSum:
+        """Return the sum of the changes of a tensor of the view, or of a product."""
+        if source in self._dense and source not in self._sums:
+            self._sums[source] = WeightedSum(product(*(self.view[factor] for factor in self._dense[source])))
+        return super().sum_of(source)
+
     def result(self) -> tuple[Tensors, Held]:
         """Add the mean change of each product to the view's product, and decompose the sum where it has changed."""
+        composed = {self._dense[name]: self._sums.pop(name) for name in self._dense if name in self._sums}
         mean, held = super().result()
+        for names, total in composed.items():
+            change, self._count = total.mean(torch.zeros_like(total.change))
+            u, v = (self.view[name] for name in names)
+            inputs = torch.eye(v[0].numel(), dtype=v.dtype).view(-1, *v.shape[1:])
+            self._products[names].add(change.view(len(u), -1, *u.shape[2:]), inputs)
+            self._changed.add(names)
         for names, products in self._products.items():
             held |= dict.fromkeys(names, self._count)
             if names in self._changed:
@@ -103,38 +150,11 @@ class DecomposedMean(HoldersMean):
         return mean, held
 
 
-class KernelMean(HoldersMean):
-    """The mean of PriSM's U' and V', element by element, composed at the end."""
-
-    def __init__(
-        self, server: Tensors, view: Tensors, weight: Callable[[Reply], float], layers: Mapping[str, str]
-    ) -> None:
-        super().__init__(view, weight)
-        self._server, self._layers = server, layers
-        self.picks: dict[str, list[int]] = {}
-        """The number of clients that trained each kernel, by layer; known after `result`."""
-
-    def result(self) -> tuple[Tensors, Held]:
-        """Add the change of the composed kernels to the server's weights."""
-        mean, held = super().result()
-        for layer, name in self._layers.items():
-            shape = WeightShape.of(self._server[name])
-            before, after = (
-                ChannelSplit().compose({factor: tensors[f"{layer}.{factor}"] for factor in "uv"}, shape)
-                for tensors in (self.view, mean)
-            )
-            mean[name] = self._server[name] + (after - before)
-            u, v = held[f"{layer}.u"], held[f"{layer}.v"]
-            held[name] = _reached(u, v)
-            kernels = len(self.view[f"{layer}.v"])
-            # A client that has a kernel has it for the first input.
-            self.picks[layer] = v.flatten(1)[:, 0].int().tolist() if isinstance(v, Tensor) else [v] * kernels
-        return {name: mean[name] for name in self._server}, {name: held[name] for name in self._server}
+def factors_of(layers: Iterable[str]) -> set[str]:
+    """Return the names of the factors of some layers."""
+    return {f"{layer}.{factor}" for layer in layers for factor in "uv"}
 
 
-def _reached(u: Tensor | int, v: Tensor | int) -> Tensor | int:
-    """Return how many clients could change each entry of U V, through its row of U or its column of V."""
-    if isinstance(u, int) or isinstance(v, int):  # all held the whole tensor
-        return max(int(part if isinstance(part, int) else part.max()) for part in (u, v))
-    rows, columns = u.amax(1), v.amax(0, keepdim=True)
-    return torch.maximum(rows.reshape(len(rows), *[1] * (columns.dim() - 1)), columns)
+def product(u: Tensor, v: Tensor) -> Tensor:
+    """Return the weight that U (out, r) and V (r, inp, *kernel) compose."""
+    return (u.flatten(1) @ v.flatten(1)).view(len(u), *v.shape[1:])

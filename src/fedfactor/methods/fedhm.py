@@ -70,8 +70,9 @@ class FedHM(Spectral, Diagnostics):
 
     @property
     def traits(self) -> Traits:
-        """The basis changes each round, and weights depend on the capacity."""
-        rule, mask = "softmax of capacity / tau", "fedhm's masked loss" if self.masked_loss else ""
+        """The basis changes each round, and weights depend on the capacity unless tau is infinite."""
+        rule = "uniform" if self.tau == math.inf and not self.literal else "softmax of capacity / tau"
+        mask = "fedhm's masked loss" if self.masked_loss else ""
         soft = "fedhm's self-distillation" if self.distill else ""
         return Traits("turning", rule, True, calibrates=self.static_norm, needs_classes=mask, needs_logits=soft)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedfactor.factor import ChannelSplit, effective_rank, spectrum
-from fedfactor.methods.composing import KernelMean
+from fedfactor.methods.kernels import KernelMean
 from fedfactor.methods.spectral import Spectral
 from fedfactor.models.width import Width
 from fedfactor.nn import compose, dense_names, factor_weights, factorize, outer_layers

@@ -84,6 +84,6 @@ class Optimizer:
         return step.mean, step.state
 
 
-def is_held(held: Tensor | int, like: Tensor) -> Tensor:
+def is_held(held: Tensor | float, like: Tensor) -> Tensor:
     """Return a mask of the elements that at least one client held."""
     return held > 0 if isinstance(held, Tensor) else torch.full_like(like, held > 0, dtype=torch.bool)

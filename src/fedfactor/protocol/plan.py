@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -91,8 +91,8 @@ class Reply:
         return self.tensors[name] - self.reference[name]
 
 
-Held = dict[str, Tensor | int]
-"""The number of clients that held each element of a server tensor; an int if it is the same for all elements."""
+Held = dict[str, Tensor | float]
+"""The number of clients that held each element of a server tensor; a number if it is the same for all elements."""
 
 
 def pull(view: Tensors, plan: Plan) -> Tensors:
@@ -158,6 +158,21 @@ class HoldersMean:
             self._scratch = torch.empty(new.numel(), dtype=new.dtype)
         return torch.sub(new, reply.reference[name], out=self._scratch[: new.numel()].view(new.shape))
 
+    def changes(self, reply: Reply) -> Iterator[tuple[Piece, Tensor]]:
+        """Yield what a reply changes in the tensors that are summed, before it has a weight."""
+        seen = self.seen_as(reply)
+        for name in seen.tensors:
+            yield seen.plan[name], seen.change(name)
+
+    def places(self, plan: Plan, capacity: float) -> Iterator[Piece]:
+        """Yield the positions of the changes of any reply with this plan and capacity."""
+        yield from plan.values()
+
+    def sums(self) -> Iterator[WeightedSum]:
+        """Yield the sums so far, in the order of their names."""
+        for _, total in sorted(self._sums.items()):
+            yield total
+
     def scale(self, factor: float) -> None:
         """Multiply the weights of all replies so far."""
         for total in self._sums.values():
@@ -178,7 +193,7 @@ class WeightedSum:
         self.change = torch.zeros_like(server, dtype=None if server.is_floating_point() else torch.float64)
         # Numbers as long as all clients hold the whole tensor.
         self._weight: Tensor | float = 0.0
-        self._count: Tensor | int = 0
+        self._count: Tensor | float = 0
 
     def add(self, piece: Piece, change: Tensor, weight: float) -> None:
         """Add a client's change, which is overwritten if the client holds a part of the tensor."""
@@ -188,10 +203,10 @@ class WeightedSum:
             piece.add(self.change, change.mul_(weight))
         self.count(piece, weight)
 
-    def count(self, piece: Piece, weight: float) -> None:
-        """Count a client that holds this piece."""
+    def count(self, piece: Piece, weight: float, clients: float = 1) -> None:
+        """Count a client that holds this piece, or several with a weight together."""
         if piece.whole:
-            self._weight, self._count = self._weight + weight, self._count + 1
+            self._weight, self._count = self._weight + weight, self._count + clients
             return
         # Along axes that all clients hold whole, the sums of weights are constant: one entry is enough.
         axes = range(self.change.dim())
@@ -200,14 +215,19 @@ class WeightedSum:
         sizes = [self.change.shape[axis] if cut[axis] else now[axis] for axis in axes]
         self._weight, self._count = (_expanded(of, sizes, self.change) for of in (self._weight, self._count))
         piece.add(self._weight, weight)
-        piece.add(self._count, 1.0)
+        piece.add(self._count, float(clients))
 
     def scale(self, factor: float) -> None:
         """Multiply all weights so far."""
         self.change.mul_(factor)
         self._weight = self._weight * factor
 
-    def mean(self, server: Tensor) -> tuple[Tensor, Tensor | int]:
+    @property
+    def reached(self) -> Tensor | bool:
+        """Which elements some client has been counted for, in a shape that broadcasts to that of the tensor."""
+        return self._weight > 0
+
+    def mean(self, server: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return the server's tensor plus the mean change, and the number of holders of each element.
 
         The sum's own memory holds the result. Elements whose holders have no weight keep their value.

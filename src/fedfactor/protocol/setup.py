@@ -22,6 +22,7 @@ from fedfactor.protocol.message import Bytes, decode
 from fedfactor.protocol.method import Method, fixed_names, form_of, has_global_model
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.privacy import Privacy
 from fedfactor.protocol.settings import Training
 from fedfactor.protocol.states import at_hand
 from fedfactor.rng import derive, one_thread, seeded
@@ -30,7 +31,7 @@ from fedfactor.task import Task
 
 @dataclass
 class Setup:
-    """The task, method, optimizer, codec and training settings of a run; networks are built once per capacity."""
+    """What server and clients of a run agree on: its task, and its settings. Networks are built once per capacity."""
 
     task: Task
     method: Method
@@ -39,6 +40,8 @@ class Setup:
     training: Training
     attack: Attack | None = None
     """What hostile clients do."""
+    privacy: Privacy | None = None
+    """How updates are clipped, and which noise they get."""
     _prototype: tuple[nn.Module, Tensor] | None = None
     """The task's model, if it has a frozen base, and the state of torch's generator after it was built."""
     _forms: list[Setup] = field(default_factory=list)
@@ -72,7 +75,7 @@ class Setup:
 
     def fresh(self, method: Method | None = None) -> Setup:
         """Return a setup that shares the base with this one, but has built no networks yet."""
-        parts = (self.optimizer, self.codec, self.training, self.attack, self._prototype)
+        parts = (self.optimizer, self.codec, self.training, self.attack, self.privacy, self._prototype)
         return Setup(self.task, method or self.method, *parts)
 
     def attacked_by(self, client: int) -> Attack | None:

@@ -20,8 +20,13 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.task import Task
 
 
-def check_report(task: Task, kind: str, message: Message, who: Participant, round: int) -> dict[str, Any]:
-    """Return the fields of a reply. Raise BadMessage if kind, client, round or capacity is wrong, or a number."""
+def check_report(
+    task: Task, kind: str, message: Message, who: Participant, round: int, *, private: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a reply. Raise BadMessage if kind, client, round or capacity is wrong, or a number.
+
+    With `private`, clients tell nothing about their data, so there is no loss.
+    """
     fields = message.fields
     wanted = {"client": who.client, "round": round, "capacity": who.capacity}
     same = all(type(fields.get(key)) is type(value) and fields[key] == value for key, value in wanted.items())
@@ -32,7 +37,7 @@ def check_report(task: Task, kind: str, message: Message, who: Participant, roun
         samples = fields.get("samples")
         if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
             raise BadMessage(f"samples must be an integer in [1, {MOST_SAMPLES}], got {samples!r}")
-    if kind == "trained" and not _is_number(loss := fields.get("loss")):
+    if kind == "trained" and not private and not _is_number(loss := fields.get("loss")):
         wrong = f"the training loss must be a finite number, got {loss!r}"
         raise diverged(wrong) if isinstance(loss, float) else BadMessage(wrong)
     for key in ("before", "after", "scores"):
@@ -115,7 +120,8 @@ class SentJob:
 def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:
     """Validate and decode an upload; return it with the fields of its message. Raise BadMessage if it is invalid."""
     who, trained = sent.who, setup.trained(sent.who.capacity)
-    report = check_report(setup.task, "trained", message, who, round)
+    private = setup.privacy is not None
+    report = check_report(setup.task, "trained", message, who, round, private=private)
     found = sections(message.tensors)
     model, extras = found.pop("model", {}), found.pop("extra", {})
     if found:
@@ -131,7 +137,7 @@ def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> t
         norms |= expect(coded, wanted, "decoded upload")
     except NotFinite as error:
         raise diverged(str(error)) from None
-    figures = check_figures(report.get("figures", {}), setup.method.traits.reports)
+    figures = check_figures(report.get("figures", {}), () if private else setup.method.traits.reports)
     labels = check_labels(report.get("labels"), setup.network(who.capacity)) if setup.method.traits.sends_labels else ()
     norm, samples = sum(norms[name] for name in tensors), report["samples"]
     reply = Reply(who.client, who.capacity, samples, sent.plan, sent.reference, tensors, extras, figures, labels, norm)

@@ -64,6 +64,8 @@ class RunData:
     totals: dict[str, list[Point]] = field(default_factory=lists)
     """Sums since the first round: bytes, macs, dense (bytes of plain FedAvg), seconds, joules, `2 Mbps` etc., and
     simulated_seconds and simulated_joules of a virtual clock."""
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of differential privacy, if the run has it; what it spent is in `totals` as epsilon."""
     timeline: Mapping[str, Any] = field(default_factory=dict)
     """The virtual clock of the last round, if the run has a fleet."""
     devices: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -102,7 +104,7 @@ class RunData:
         """Add one event of metrics.jsonl."""
         if event["event"] == "start":
             self.protocol, self.dense_bytes = event["protocol"], event.get("dense_bytes", 0)
-            self.decider = Decider.read(event)
+            self.decider, self.privacy = Decider.read(event), event.get("privacy", {})
         elif event["event"] == "round":
             self._add_round(event)
         self.failures += [(event["round"], one["client"], one["reason"]) for one in event.get("failures", ())]
@@ -121,6 +123,8 @@ class RunData:
             self.totals["macs"].append((now, totals["macs"]))
         for key in totals.keys() & {"simulated_seconds", "simulated_joules"}:
             self.totals[key].append((now, totals[key]))
+        if (epsilon := event.get("privacy", {}).get("epsilon")) is not None:
+            self.totals["epsilon"].append((now, epsilon))
         if "clock" in event:
             self._add_clock(event["clock"])
         self.trained |= set(event.get("trained_capacities", ()))

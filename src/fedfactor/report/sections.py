@@ -14,6 +14,7 @@ from fedfactor.report.groups import Group
 from fedfactor.report.insides import bases, picks, ranks, records
 from fedfactor.report.page import page
 from fedfactor.report.plots import DASHES, colour, dash
+from fedfactor.report.privacy import privacy
 
 
 def sections(
@@ -24,7 +25,7 @@ def sections(
     first: list[Section | None] = [overview(groups, measure, remarks), scores(groups, measure)]
     first.append(costs(groups, measure, target, joules_per_byte))
     others = (capacities, clients, data, ranks, bases, picks, records, failures, tuning, audits, protocol, recipes)
-    first.append(fleet(groups, measure))
+    first += [fleet(groups, measure), privacy(groups, measure)]
     found = [*first, *(section_of(groups) for section_of in others)]
     return [section for section in found if section is not None]
 

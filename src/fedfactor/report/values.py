@@ -15,6 +15,7 @@ UNITS: dict[str, Units] = {
     "bytes": ((1e9, "GB", "gigabytes"), (1e6, "MB", "megabytes"), (1e3, "kB", "kilobytes"), (1.0, "B", "bytes")),
     "time": ((3600.0, "hours", "hours"), (60.0, "minutes", "minutes"), (1.0, "seconds", "seconds")),
     "energy": ((1.0, "joules", "energy"),),
+    "epsilon": ((1.0, "epsilon", "epsilon"),),
 }
 UNITS["simulated time"] = [(size, unit, f"simulated {name}") for size, unit, name in UNITS["time"]]
 """Units by quantity, the largest first: size, symbol and name."""

@@ -24,7 +24,11 @@ def finished(recipe: Recipe, directory: Path | str) -> dict[str, Any] | None:
     directory = Path(directory)
     check_claim(recipe, directory, resume=True)
     found = read_summary(directory)
-    return found if found and committed(directory) >= 0 and found["rounds"] == recipe.rounds.rounds else None
+    if not found or committed(directory) < 0:
+        return None
+    spent, privacy = found.get("privacy", {}), recipe.privacy
+    stopped = privacy is not None and "stopped" in spent and spent.get("budget") == privacy.budget
+    return found if stopped or found["rounds"] == recipe.rounds.rounds else None
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
@@ -133,7 +137,7 @@ def check_claim(recipe: Recipe, directory: Path, resume: bool) -> None:
         raise RunError(f"run.keep_rounds: {directory} has passed {missed} without keeping them; leave them out")
 
 
-MAY_CHANGE = ("train.rounds", "train.quorum", "evaluate.", "run.keep_rounds", "model.base_sha256")
+MAY_CHANGE = ("train.rounds", "train.quorum", "privacy.budget", "evaluate.", "run.keep_rounds", "model.base_sha256")
 """Beginnings of the keys that may change when a run is resumed; `train.rounds` only if the schedule allows it. A run
 records the hash of its base itself, and `Federation` compares it."""
 

@@ -4,7 +4,8 @@
 recipe.toml     the recipe with all defaults written out
 task.json       facts about the task, to use the run without its data: classes, clients, shape of an input
 metrics.jsonl   one event per line, append-only
-checkpoint/     the last committed round: the server's tensors and the clients' states
+checkpoint/     the last committed round: the server's tensors and the clients' states; in a deployment with
+                differential privacy, also `secret`, the seed of cohorts and noise
 kept/           the rounds listed in `run.keep_rounds`, with private states
 trace.json      where the time was spent, if `--profile` was given
 flower.json     on Flower: the run's name on the nodes' disks, and its clients; on a node: which client it is
@@ -23,7 +24,7 @@ from fedfactor.engines import Engine, Inline
 from fedfactor.protocol.fleet import MEASURED, Fleet
 from fedfactor.protocol.settings import check_device_here
 from fedfactor.protocol.setup import Setup
-from fedfactor.runs.directory import RunError, check_claim, locked, read_summary
+from fedfactor.runs.directory import RunError, check_claim, committed, locked, read_summary
 from fedfactor.runs.recipe import Recipe, with_base
 from fedfactor.runs.tasks import Facts, facts_with_base, setup_of, task_of
 from fedfactor.server.costs import training_speed
@@ -31,6 +32,7 @@ from fedfactor.server.federation import Federation
 from fedfactor.server.result import Result
 from fedfactor.server.store import Damaged, DiskStore, Journal
 from fedfactor.support.files import write_atomically
+from fedfactor.support.secret import secret_seed
 from fedfactor.task import Task
 
 Begin = Callable[[Recipe], tuple[Recipe, Task, Facts]]
@@ -47,11 +49,12 @@ def run(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     begin: Begin | None = None,
     end: Callable[[Result], None] = lambda result: None,
+    deployed: bool = False,
 ) -> Result:
     """Run a recipe in a directory (in memory if it is `None`), or resume the run in the directory.
 
     `begin` replaces loading the recipe's data; it is called once the directory is locked. `end` is called after the
-    last round, before the run counts as finished.
+    last round, before the run counts as finished. With `deployed`, differential privacy uses a secret seed.
     """
     check_device_here(recipe.training.device)
     begin = begin or (lambda recipe: (recipe, *task_of(recipe, data_dir)))
@@ -87,6 +90,8 @@ def run(
                     (directory / "summary.json").unlink(missing_ok=True)
             on_event(event)
 
+        path_of_seed, fresh = directory / "checkpoint" / "secret", committed(directory) < 0
+        secret = secret_seed(path_of_seed, fresh=fresh) if deployed and recipe.privacy else None
         federation = Federation(
             setup,
             recipe.rounds,
@@ -98,6 +103,7 @@ def run(
             fleet,
             recipe.aggregation,
             recipe.buffering,
+            secret,
         )
         _check_base(recipe, federation)
         result = Result(federation, federation.run())

@@ -27,6 +27,7 @@ from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import SHORT, LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.privacy import Privacy
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.protocol.setup import cannot_tune
 from fedfactor.registry import create, entries
@@ -66,6 +67,7 @@ class Recipe:
     aggregation: Aggregation = MEAN
     attack: Attack | None = None
     buffering: Buffering = SYNCHRONOUS
+    privacy: Privacy | None = None
 
     @property
     def from_python(self) -> bool:
@@ -241,13 +243,14 @@ def described(
     aggregation: Aggregation = MEAN,
     attack: Attack | None = None,
     buffering: Buffering = SYNCHRONOUS,
+    privacy: Privacy | None = None,
 ) -> Recipe:
     """Return the recipe of a run from Python, which describes everything except its model and data.
 
     `metrics` are the keys of `[evaluate]` that choose metrics.
     """
     given = dataclasses.asdict(rounds)
-    optional: dict[str, Any] = {"tune": tune, "fleet": fleet, "attack": attack}
+    optional: dict[str, Any] = {"tune": tune, "fleet": fleet, "attack": attack, "privacy": privacy}
     optional["aggregation"] = aggregation if aggregation != MEAN else None
     optional["rounds"] = buffering if buffering.buffered else None
     tables = {
@@ -265,7 +268,7 @@ def described(
         "run": {"keep_rounds": []},
         "paper": {},
     }
-    parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering)
+    parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering, privacy)
     return Recipe(_plain(tables), training, rounds, capacities, *parts)
 
 
@@ -327,6 +330,10 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     codec: Codec = built(f"{where}: codec", lambda: create("codecs", **given["codec"]))
     tune = built(f"{where}: tune", lambda: Tune(**given["tune"])) if "tune" in given else None
     reason = cannot_tune(method) if tune and method.untunable else method.refuses(optimizer, codec, training)
+    privacy = built(f"{where}: privacy", lambda: Privacy(**given["privacy"])) if "privacy" in given else None
+    if privacy:
+        written["privacy"]["sampling"] = privacy.sampling  # the default depends on `where`
+        reason = reason or privacy.refuses(method, optimizer)
     if reason:
         raise RecipeError(f"{where}: {reason}")
     shares = dict(zip(capacities["levels"], capacities["shares"], strict=True))
@@ -337,5 +344,5 @@ def resolve(tables: Table, where: str = "recipe", *, from_python: bool = False) 
     aggregation = built(f"{where}: aggregation", lambda: Aggregation(**given.get("aggregation", {})))
     attack = built(f"{where}: attack", lambda: Attack(**given["attack"])) if "attack" in given else None
     buffering = built(f"{where}: rounds", lambda: Buffering(**given.get("rounds", {})))
-    chosen_parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering)
+    chosen_parts = (method, optimizer, codec, tune, fleet, aggregation, attack, buffering, privacy)
     return Recipe(tables, training, rounds, levels, *chosen_parts)

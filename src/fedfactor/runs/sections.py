@@ -31,6 +31,7 @@ from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.buffering import Buffering
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import NAMES, SHORT, LocalOptimizer, torch_class
+from fedfactor.protocol.privacy import Privacy
 from fedfactor.protocol.sentences import sentence
 from fedfactor.protocol.settings import CONFIG, Capacities, Count, Level, Rounds, Schedule, Share, Training
 from fedfactor.registry import Entry, entries, get, imported
@@ -124,6 +125,8 @@ class RecipeModel(SectionModel):
     """How the server puts replies together; rules other than the mean limit what hostile clients can do."""
     attack: Table = {}
     """What hostile clients do, to try rules of aggregation. Without it all clients are honest."""
+    privacy: Table = {}
+    """Differential privacy of whole clients: clipping, noise and the budget. Without it there is none."""
     evaluate: Table = {}
     """What is measured, and when."""
     run: Table = {}
@@ -240,13 +243,14 @@ TABLES: dict[str, type[BaseModel]] = {
     "rounds": create_model("RoundsTable", __base__=SectionModel, **_fields(Buffering)),
     "aggregation": create_model("AggregationTable", __base__=SectionModel, **_fields(Aggregation)),
     "attack": create_model("AttackTable", __base__=SectionModel, **_fields(Attack)),
+    "privacy": create_model("PrivacyTable", __base__=SectionModel, **_fields(Privacy)),
     "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
 
 
-OPTIONAL = ("fleet", "rounds", "aggregation", "attack")
+OPTIONAL = ("fleet", "rounds", "aggregation", "attack", "privacy")
 """Sections without which a run lacks what they describe; all others have defaults."""
 OBJECTS = ("data", "partition", "objective", "model")
 """Sections that the recipe of a run from Python does not have: these are Python objects."""

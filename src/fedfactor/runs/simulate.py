@@ -26,6 +26,7 @@ from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.local_optimizer import LocalOptimizer
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
+from fedfactor.protocol.privacy import Privacy
 from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds, Schedule, Training
 from fedfactor.registry import create
@@ -57,6 +58,7 @@ def simulate(
     aggregation: Rule | Aggregation = "mean",
     attack: Attack | None = None,
     buffering: Buffering = SYNCHRONOUS,
+    privacy: Mapping[str, Any] | Privacy | None = None,
     kind: Kind | None = None,
     metrics: Mapping[str, Metric] | Sequence[str] = (),
     best: str | None = None,
@@ -120,6 +122,8 @@ def simulate(
             settings: mean, median, trimmed_mean, krum, multi_krum.
         attack: What a share of hostile clients does, to try rules against it. None: all are honest.
         buffering: When the server takes a step: after each cohort, or, on a fleet, whenever enough replies are there.
+        privacy: Differential privacy of whole clients: a `Privacy`, or its settings, such as
+            `{"clip": 1.0, "noise": 1.0, "delta": 1e-5}`. None: no clipping and no noise.
         kind: What the targets are: classes (classification), 0 or 1 (binary), the next token (language), real numbers
             (regression: mean squared error), or whatever your loss needs (custom). None: custom if you give a loss,
             otherwise classification.
@@ -201,6 +205,7 @@ def simulate(
         Aggregation(aggregation) if isinstance(aggregation, str) else aggregation,
         attack,
         buffering,
+        Privacy(**privacy) if isinstance(privacy, Mapping) else privacy,
     )
 
     def begin(recipe: Recipe) -> tuple[Recipe, Task, Facts]:

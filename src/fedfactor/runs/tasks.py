@@ -31,7 +31,8 @@ Facts = dict[str, Any]
 
 def setup_of(recipe: Recipe, task: Task) -> Setup:
     """Return the setup of a recipe, which server and clients share."""
-    return Setup(task, recipe.method, recipe.optimizer, recipe.codec, recipe.training, recipe.attack)
+    parts = (recipe.method, recipe.optimizer, recipe.codec, recipe.training, recipe.attack, recipe.privacy)
+    return Setup(task, *parts)
 
 
 def facts_with_base(facts: Facts, setup: Setup) -> Facts:

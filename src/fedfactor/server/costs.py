@@ -112,7 +112,7 @@ class Costs:
 
 def link_costs(moved: int, busy: float, clients: int, joules_per_byte: float | None) -> dict[str, Any]:
     """Return the seconds of a round on slow links, and its energy if `joules_per_byte` is given."""
-    seconds = {f"{mbps}": busy + cost.link_seconds(moved / clients, mbps, transfers=1) for mbps in LINKS_MBPS}
+    seconds = {f"{mbps}": busy + cost.link_seconds(moved / max(clients, 1), mbps, transfers=1) for mbps in LINKS_MBPS}
     return {"link_seconds": seconds} | ({} if joules_per_byte is None else {"joules": joules_per_byte * moved})
 
 

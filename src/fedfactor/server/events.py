@@ -46,6 +46,15 @@ def start_line(event: Mapping[str, Any]) -> str:
     return f"relative errors of the first factors against the given weights: {each}" if errors else ""
 
 
+def privacy_line(spent: Mapping[str, Any]) -> str:
+    """Say what a run with differential privacy has spent so far; `spent` may lack all but `epsilon`."""
+    if spent["epsilon"] is None:
+        return "epsilon infinite (no noise)"
+    delta = f" at delta {spent['delta']:g}" if "delta" in spent else ""
+    stopped = f"; stopped: {spent['stopped']}" if "stopped" in spent else ""
+    return f"epsilon {spent['epsilon']:.4g}{delta}{stopped}"
+
+
 def summarise_rounds(events: list[dict[str, Any]], target: float | None = None) -> dict[str, Any]:
     """Summarise a run's events: the deciding metric at the end and at best, and the cost of reaching the target.
 

@@ -41,12 +41,13 @@ from fedfactor.server.dispatch import Dispatch, Diverged, Failure, QuorumLost
 from fedfactor.server.fold import RoundFold
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
+from fedfactor.server.privacy import Protection, check_private
 from fedfactor.server.state import Server
 from fedfactor.server.store import Journal, MemoryStore, Store
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
 
-OPTIONAL = ("fleet", "aggregation", "buffering", "attack")
+OPTIONAL = ("fleet", "aggregation", "buffering", "attack", "privacy")
 """Settings that a checkpoint names only if a run has them."""
 Taking = tuple[list[Participant], list[Participant], int, Timeline | None]
 """Who trains in a round, who was asked, how many replies the server waits for, and their times."""
@@ -70,6 +71,8 @@ class Federation:
     """How the server puts replies together."""
     buffering: Buffering = SYNCHRONOUS
     """When the server takes a step."""
+    secret: int | None = None
+    """The seed of cohorts and noise in a deployment with differential privacy; simulations use the run's seed."""
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -105,6 +108,10 @@ class Federation:
         self.clock = Clock(self.fleet, setup, self.costs) if self.fleet else None
         if self.clock:
             self.capacities = self.clock.fitted(self.capacities)
+        if setup.privacy:
+            check_private(setup, self.rounds, self.capacities, self.fleet, self.secret is not None)
+            if self.aggregation.rule != "mean" or self.buffering.buffered:
+                raise ValueError("privacy counts means of whole cohorts: leave out aggregation.rule and [rounds]")
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self._faults = Counter[int]()
         self.buffer = None
@@ -133,8 +140,9 @@ class Federation:
         """Run all rounds that are not committed yet, and return the final server state."""
         self.setup.task.decider.check_target(self.rounds.target)
         with one_thread():
+            last_round = self.last_round  # raises ValueError if no round fits the privacy budget
             server = self._resume() or self._start()
-            while server.round < self.rounds.rounds:
+            while server.round < last_round:
                 try:
                     server = self._round(server)
                 except Diverged as error:
@@ -142,6 +150,22 @@ class Federation:
                     self._note(event)  # removed again when the run is resumed
                     raise
             return server
+
+    @cached_property
+    def privacy(self) -> Protection | None:
+        """Clipping, noise and their accounting. Raise ValueError if they are impossible; ImportError without the extra.
+
+        It is made when a round needs it: solving for the noise takes seconds, and a run that is only read needs none.
+        """
+        setup = self.setup
+        if setup.privacy is None:
+            return None
+        return Protection(setup.privacy, setup, self.rounds, self.capacities, self.secret)
+
+    @property
+    def last_round(self) -> int:
+        """The last round of the run: that of its settings, or the last one that fits the privacy budget."""
+        return self.privacy.last_round if self.privacy else self.rounds.rounds
 
     def _start(self) -> Server:
         setup = self.setup.at(0)
@@ -154,6 +178,7 @@ class Federation:
         begun = {"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)}
         begun["metric"] = asdict(setup.task.decider)
         begun |= self.clock.described(self.capacities) if self.clock else {}
+        begun |= {"privacy": self.privacy.described()} if self.privacy else {}
         self._note(begun | self._compared_with_given(setup, networks(1.0)))
         self._commit(server)
         return server
@@ -231,6 +256,8 @@ class Federation:
             found["buffering"] = self.buffering
         if setup.attack:
             found["attack"] = setup.attack
+        if self.privacy:
+            found["privacy"] = self.privacy.identity
         if setup.training.looks_ahead:
             found["rounds"] = self.rounds.rounds
         return {key: str(value) for key, value in found.items()}
@@ -250,28 +277,35 @@ class Federation:
 
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
+        private = self.privacy
         window = self.buffer.window(t) if self.buffer else None
         cohort, asked, wanted, timeline = self._buffered(window) if window else self._synchronous(server)
-        networks = {who.capacity: setup.network(who.capacity) for who in cohort}
+        # With privacy, nothing depends on who takes part.
+        levels = self.capacities.levels if private else [who.capacity for who in cohort]
+        networks = {level: setup.network(level) for level in levels}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
         self.store.discard()  # what a round that failed has left
-        fold = RoundFold(setup, server, view, self.store, self.aggregation)
+        protect = private.round(view, t, self.journal.events) if private else None
+        fold = RoundFold(setup, server, view, self.store, self.aggregation, protect)
         receive, missing = self._inbox(window, setup, view, fold) if window else (fold.add, [])
         answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
         reports = answers.reports
         answers.failures += missing + (timeline.failures if timeline else [])
         self._check_quorum(t, wanted, len(fold.figures), answers.failures)
+        spent = protect.finish(fold.method_fold) if protect else None
         tensors, optimizer = fold.step(self.population)
         moves = fold.moves
         self._check_finite(t, tensors | moves.total, optimizer, fold.largest)
         examples = [self.costs.examples(report["capacity"], report["samples"], t) for report in reports]
         macs = sum(self.costs.macs(r["capacity"], t) * count for r, count in zip(reports, examples, strict=True))
+        macs = math.nan if private else macs  # clients do not tell how many examples they have
         cost = {"bytes_down": answers.bytes_down, "bytes_up": answers.bytes_up}
         counts: dict[str, Any] = {**cost, "macs": None if math.isnan(macs) else round(macs)}
         counts |= {"failures": len(answers.failures), **(timeline.counts if timeline else {})}
         before = server.totals
-        totals = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
+        sums = {key: None if None in (before[key], value) else before[key] + value for key, value in counts.items()}
+        totals = before | sums  # an empty cohort takes no time on a fleet
         new = self._formed(Server(t + 1, tensors, optimizer, totals, untrained=fold.untrained, moves=moves))
         moved = answers.bytes_down + answers.bytes_up
         event = {
@@ -280,7 +314,7 @@ class Federation:
             "cohort": [who.client for who in asked],
             "capacities": [who.capacity for who in asked],
             "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
-            "loss": sum(report["loss"] for report in reports) / len(reports) if reports else math.nan,
+            "loss": None if private else _mean([report["loss"] for report in reports]),
             **cost,
             "macs": counts["macs"],
             "totals": totals,
@@ -293,13 +327,15 @@ class Federation:
             event["buffered"] = window.event()
         if self.left_out:
             event["left_out"] = self.left_out
+        if spent:
+            event["privacy"] = spent
         if answers.late:
             event["late"] = answers.late
-        if isinstance(setup.method, Diagnostics):
+        if isinstance(setup.method, Diagnostics) and not private:
             observed = self._observed(setup.method, server, tensors, view, fold)
             event |= {"observed": observed} if observed else {}
         del fold, view
-        if self.rounds.due(t + 1):
+        if self.rounds.due(t + 1) or t + 1 == self.last_round:
             new, figures = self._measured(new, reports, self.store.staged())
             event |= figures
         event["seconds"] = time.perf_counter() - start
@@ -315,15 +351,16 @@ class Federation:
 
     def _synchronous(self, server: Server) -> Taking:
         """Return the clients of a round that waits for its cohort."""
-        round, out = server.round, {*self.left_out}
-        drawn = self.rounds.cohort_of(self.setup.training.seed, round, self.population)
+        round, out, seed = server.round, {*self.left_out}, self.setup.training.seed
+        private = self.privacy
+        drawn = private.cohort_of(round) if private else self.rounds.cohort_of(seed, round, self.population)
         clients = [client for client in drawn if client not in out]
-        if not clients:
+        if drawn and not clients:
             raise QuorumLost(f"round {round + 1}: all its clients are left out: they sent invalid replies before")
         wanted = len(clients)
         clients = self.clock.asked(clients, round) if self.clock else clients
         asked = [self.dispatch.participant(client, round) for client in clients if client not in out]
-        if not self.clock:
+        if not self.clock or not asked:
             return asked, asked, wanted, None
         timeline = self._timed(server, asked, wanted)
         return timeline.of("used"), timeline.of("used", "late", "failed"), wanted, timeline
@@ -445,7 +482,7 @@ class Federation:
     def _check_quorum(
         self, round: int, asked: int, answered: int, failures: list[Failure], what: str = "sent a valid reply"
     ) -> None:
-        if answered >= max(1, math.ceil(self.rounds.quorum * asked)):
+        if answered >= max(min(1, asked), math.ceil(self.rounds.quorum * asked)):  # a random cohort may be empty
             return
         lost = {
             "event": "lost",
@@ -500,6 +537,10 @@ class Federation:
         """Return a client's own model as a plain module."""
         who = self.dispatch.participant(client, server.round)
         return released(deploy_personal(self.setup, server, who, self.store, self.calibration(server)))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
 
 
 def _some(clients: list[int]) -> str:

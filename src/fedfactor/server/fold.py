@@ -16,9 +16,10 @@ from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.protocol.method import MovingFold
 from fedfactor.protocol.moves import Moves
 from fedfactor.protocol.optimizer import State, Step
-from fedfactor.protocol.plan import HoldersSum, Reply, Tensors
+from fedfactor.protocol.plan import HoldersSum, Plan, Reply, Tensors
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import pack
+from fedfactor.server.privacy import ProtectedRound
 from fedfactor.server.robust import gathered, shortened
 from fedfactor.server.spool import Spool
 from fedfactor.server.state import Server
@@ -28,7 +29,15 @@ from fedfactor.server.store import Store
 class RoundFold:
     """Adds the replies of a round, one by one: the method's mean, the optimizer's sums, and what the round records."""
 
-    def __init__(self, setup: Setup, server: Server, view: Tensors, store: Store, rule: Aggregation) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        server: Server,
+        view: Tensors,
+        store: Store,
+        rule: Aggregation,
+        protect: ProtectedRound | None = None,
+    ) -> None:
         self._setup, self._server, self._store, self._rule = setup, server, store, rule
         self.method_fold = setup.method.fold(server.tensors, view, setup.network)
         if rule.gathers:
@@ -42,6 +51,10 @@ class RoundFold:
         self._kept: list[Reply] = []
         self._spool = Spool(store.scratch)
         self._largest = -1.0, -1
+        if protect:
+            self.method_fold = protect.fold(self.method_fold)
+            for capacity, plan in protect.plans.items():  # noise reaches all that some client can hold
+                self._hold(plan, capacity)
 
     @timed("server algebra")
     def add(self, reply: Reply) -> None:
@@ -61,8 +74,12 @@ class RoundFold:
         if setup.method.traits.rereads:
             self._spool.put(len(self._kept), encode(Message("reply", {}, reply.tensors)))
             self._kept.append(replace(reply, tensors={}, reference={}, extras={}))
-        for piece in reply.plan.values() if self._untrained else ():
-            dense = self._dense(reply.capacity).get(piece.source)
+        self._hold(reply.plan, reply.capacity)
+
+    def _hold(self, plan: Plan, capacity: float) -> None:
+        """Note the rows of weights that a client holds: they are trained."""
+        for piece in plan.values() if self._untrained else ():
+            dense = self._dense(capacity).get(piece.source)
             name = dense if dense in self._untrained else piece.source
             if name in self._untrained:
                 rows = piece.index[0] if piece.index else None

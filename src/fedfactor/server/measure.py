@@ -56,7 +56,7 @@ def protocol(setup: Setup, rounds: Rounds) -> dict[str, Any]:
         "link": "FedPara D.1: seconds of the slowest client's work, its evaluation included, plus bytes / link speed",
         "bytes": "bytes of training; those of calibration are counted separately, those of evaluation are not counted",
         "dense_bytes": "bytes of the dense model's messages, down and up: what plain FedAvg needs per client and round",
-        "weights": "uniform" if setup.optimizer.uniform else traits.weighting,
+        "weights": "uniform" if setup.optimizer.uniform or setup.privacy else traits.weighting,
     }
 
 

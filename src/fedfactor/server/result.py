@@ -12,7 +12,7 @@ from torch import nn
 import fedfactor
 from fedfactor.nn.state import weights_sha256
 from fedfactor.protocol.coding import prefixed
-from fedfactor.server.events import decider_of, start_line, summarise_rounds
+from fedfactor.server.events import decider_of, privacy_line, start_line, summarise_rounds
 from fedfactor.server.federation import Federation
 from fedfactor.server.state import Server, private_sha256
 
@@ -69,6 +69,7 @@ class Result:
             "weights_sha256": weights_sha256(self.server.tensors | prefixed("moved", self.server.moves.total)),
             "private_sha256": private_sha256(self.federation.store),
             "measured": {key: found[key] for key in MEASURED if key in found},
+            **self._privacy(),
             "versions": {
                 "fedfactor": fedfactor.__version__,
                 "torch": torch.__version__,
@@ -76,6 +77,15 @@ class Result:
                 "machine": platform.machine(),
             },
         }
+
+    def _privacy(self) -> dict[str, Any]:
+        """Return the settings of differential privacy, and what the last round says about it."""
+        settings, last = self.federation.setup.privacy, self.history[-1]
+        if settings is None:
+            return {}
+        spent = last.get("privacy", {}) if last["event"] == "round" else {"epsilon": 0.0}
+        now = {"budget": settings.budget} if settings.budget else {}
+        return {"privacy": {**self.history[0]["privacy"], **now, **spent}}
 
     def __str__(self) -> str:
         """Return measurements, their protocol and costs as a few lines of text."""
@@ -94,6 +104,7 @@ class Result:
         if "simulated_seconds" in found:
             energy = f", {found['simulated_joules']:.6g} J" if "simulated_joules" in found else ""
             lines.append(f"on the fleet {found['simulated_seconds']:.6g} s{energy}")
+        lines += [privacy_line(found["privacy"])] if "privacy" in found else []
         lines.append(f"failures {found['failures']:,}")
         return "\n".join(lines)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedfactor.rng import numpy_rng
 from fedfactor.runs.execute import run as run_inline
 from fedfactor.server.federation import QuorumLost
 from tests.helpers.grid import FIRST_ID, Deployment, outcome, recipe
@@ -47,3 +48,61 @@ def test_the_clock_of_a_fleet_is_that_of_the_other_engines(tmp_path: Path) -> No
     found = outcome(Deployment(tmp_path, chosen).serve())
     assert found == outcome(run_inline(chosen))
     assert sum(event["clock"]["late"] for event in found["events"][1:]) > 0
+
+
+PRIVATE = {
+    "model": {"name": "digits_cnn"},
+    "privacy": {"clip": 1.0, "delta": 1e-3, "noise": 1.0},
+    "evaluate": {"clients": "none"},
+    "train": {"rounds": 2, "cohort": 2},
+}
+
+
+def test_a_deployment_draws_cohorts_and_noise_from_a_secret_seed(tmp_path: Path) -> None:
+    chosen = recipe("heterofl", **PRIVATE)
+    deployed = Deployment(tmp_path, chosen)
+    secret = deployed.run_dir / "checkpoint" / "secret"
+    found = deployed.serve()
+    assert secret.stat().st_mode & 0o777 == 0o600 and found.summary["privacy"]["seed"] == "secret"
+    inline = run_inline(chosen)
+    assert found.summary["weights_sha256"] != inline.summary["weights_sha256"]
+    written = [path for path in deployed.run_dir.rglob("*") if path.is_file() and path != secret]
+    messages = [str(message.content) for message in deployed.grid.pushed]
+    assert not any(secret.read_bytes() in path.read_bytes() for path in written)
+    assert not any(secret.read_text() in message for message in messages)
+    secret.unlink()
+    with pytest.raises(ValueError, match="the run's secret seed, is missing or damaged"):
+        deployed.serve()
+
+
+def test_a_deployment_with_the_same_seed_computes_the_same_bits(tmp_path: Path) -> None:
+    chosen = recipe("heterofl", **PRIVATE)
+    deployed = Deployment(tmp_path, chosen)
+    (deployed.run_dir / "checkpoint").mkdir(parents=True)
+    (deployed.run_dir / "checkpoint" / "secret").write_text(str(chosen.training.seed))
+    assert deployed.serve().summary["weights_sha256"] == run_inline(chosen).summary["weights_sha256"]
+
+
+def test_a_deployment_goes_on_after_an_empty_cohort(tmp_path: Path) -> None:
+    chosen = recipe("heterofl", **PRIVATE)
+    deployed, seed = Deployment(tmp_path, chosen), 0
+    while (numpy_rng(seed, "cohort", 0).random(4) < 0.5).any():
+        seed += 1
+    (deployed.run_dir / "checkpoint").mkdir(parents=True)
+    (deployed.run_dir / "checkpoint" / "secret").write_text(str(seed))
+    first, second = deployed.serve().history[1:]
+    assert first["cohort"] == [] and second["round"] == 2
+
+
+def test_nodes_that_add_the_noise_have_secrets_of_their_own(tmp_path: Path) -> None:
+    local = {"clip": 1.0, "delta": 1e-3, "noise": 1.0, "where": "client"}
+    deployed = Deployment(tmp_path, recipe(**{**PRIVATE, "privacy": local}))
+    deployed.serve()
+    secrets = [path for node in tmp_path.glob("node-*") for path in node.rglob("secret")]
+    assert len({path.read_text() for path in secrets}) == len(secrets) >= 2
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in secrets)
+
+
+def test_a_deployment_refuses_scores_of_clients(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="clients would send their scores without noise"):
+        Deployment(tmp_path, recipe(**{**PRIVATE, "evaluate": {"clients": "all"}})).serve()

@@ -37,6 +37,7 @@ from fedfactor.server.dispatch import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
 from fedfactor.support.files import write_atomically
+from fedfactor.support.secret import secret_seed
 from fedfactor.task import arguments, like
 
 
@@ -110,7 +111,11 @@ class ClientNode:
         start = time.perf_counter()
         if message.kind == "store":
             return bytes(self._store(states.directory, message, state)), {"state": "", "seconds": 0.0}
-        reply, new = work(setup, job, state)
+        secret = None
+        if setup.privacy and setup.privacy.where == "client":
+            states.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            secret = secret_seed(states.directory / "secret", fresh=True)
+        reply, new = work(setup, job, state, secret)
         sha256 = states.write(round + 1, new) if new is not None else ""
         return bytes(reply), {"state": sha256, "seconds": time.perf_counter() - start}
 

@@ -20,6 +20,7 @@ from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, data_without, may_have_base, setup_of, task_of, task_with
 from fedfactor.server.dispatch import NoValidReply, QuorumLost
+from fedfactor.server.events import privacy_line
 from fedfactor.server.result import Result
 from fedfactor.support.checks import check_choice
 from fedfactor.task import Decider, Task
@@ -84,7 +85,7 @@ def serve(grid: Grid, context: Context) -> Result:
     def tell(event: dict[str, Any]) -> None:
         _tell(event, *deciders)
 
-    return run(recipe, directory, resume=True, engine=engine, on_event=tell, begin=begin, end=end)
+    return run(recipe, directory, resume=True, engine=engine, on_event=tell, begin=begin, end=end, deployed=True)
 
 
 def _enrol(engine: FlowerEngine) -> None:
@@ -167,10 +168,11 @@ def _tell(event: dict[str, Any], decider: Decider) -> None:
     """Print one line per round, which appears in Flower's log."""
     if event["event"] != "round":
         return
-    words = [f"round {event['round']}: loss {event['loss']:.4f}"]
+    words = [f"round {event['round']}" + ("" if event["loss"] is None else f": loss {event['loss']:.4f}")]
     for key in ("global", "all", "selected_after"):
         if key in event:
             words.append(f"{key} {decider.name} {decider.of(event[key]):.4f}")
+    words += [privacy_line(event["privacy"])] if "privacy" in event else []
     words += [f"client {failure['client']} failed ({failure['reason']})" for failure in event["failures"]]
     if "late" in event:
         words.append(f"{event['late']} late answers dropped")
