@@ -114,6 +114,7 @@ def test_two_rounds_of_fine_tuning_convolutions(stand_in: Path, tmp_path: Path) 
     del tables["model"]["pretrained_sha256"]
     changes = [
         *FEW,
+        "train.rounds=2",
         f"model.pretrained={tmp_path / 'lite0.pth'}",
         "model.size=32",
         "partition.alpha=100.0",

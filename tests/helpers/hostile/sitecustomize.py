@@ -16,8 +16,8 @@ BEHAVIOUR = os.environ.get("HOSTILE", "")
 def lying(real: Any) -> Any:
     from fedfactor.protocol.message import Message, decode, encode
 
-    def work(setup: Any, job: Any, state: Any) -> Any:
-        reply, new = real(setup, job, state)
+    def work(setup: Any, job: Any, *rest: Any) -> Any:
+        reply, new = real(setup, job, *rest)
         message = decode(bytearray(reply))
         fields, tensors = dict(message.fields), {name: tensor.clone() for name, tensor in message.tensors.items()}
         first = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
