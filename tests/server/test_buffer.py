@@ -15,7 +15,7 @@ from fedfactor.engines import Pool
 from fedfactor.protocol.buffering import Buffering
 from fedfactor.protocol.fleet import Device, Fleet
 from fedfactor.protocol.plan import Piece, Reply
-from fedfactor.server.buffer import Buffer, weighed
+from fedfactor.server.buffer import Buffer
 from fedfactor.server.result import Result
 from fedfactor.testing.federation import outcome
 from tests.helpers.tiny import Tampering, run
@@ -83,6 +83,7 @@ def test_the_clock_goes_forward_and_never_holds_more_clients_than_there_is_room_
         assert len(window.arrived) == min(room, size) or not window.active
         assert all(one.second >= window.end for one in window.active)
         end = window.end
+    assert buffer.window(0).begin == 0.0, "an earlier round is followed again from the start"
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -109,8 +110,8 @@ def test_the_pool_has_the_same_bits() -> None:
 
 def test_an_old_change_counts_less() -> None:
     old = Reply(0, 1.0, 1, {"w": Piece("w")}, {"w": torch.tensor([1.0])}, {"w": torch.tensor([5.0])}, {})
-    assert weighed(old, TWO.weight(3)).tensors["w"].item() == 3.0  # 1 + 4 / sqrt(1 + 3)
-    assert weighed(old, TWO.weight(0)) is old
+    assert old.scaled(TWO.weight(3)).tensors["w"].item() == 3.0  # 1 + 4 / sqrt(1 + 3)
+    assert old.scaled(TWO.weight(0)) is old
 
 
 def test_a_reply_that_was_not_valid_is_missing_when_its_time_comes() -> None:

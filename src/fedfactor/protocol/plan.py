@@ -7,8 +7,9 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -89,6 +90,26 @@ class Reply:
     def change(self, name: str) -> Tensor:
         """Return what training changed of one tensor, in the client's space."""
         return self.tensors[name] - self.reference[name]
+
+    def scaled(self, factor: float) -> Reply:
+        """Return the reply with its changes multiplied by a factor; integers, such as counters, stay as they are."""
+        if factor == 1.0:
+            return self
+        changed = {
+            name: self.reference[name] + factor * self.change(name) if tensor.is_floating_point() else tensor
+            for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=changed)
+
+
+def norm_of(changes: Iterable[Tensor]) -> float:
+    """Return the 2-norm of several tensors as one vector."""
+    return math.sqrt(sum(float(change.double().square().sum()) for change in changes))
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """Return the number by which a vector of this norm is multiplied so that its norm is at most `clip`."""
+    return min(1.0, clip / norm) if norm else 1.0
 
 
 Held = dict[str, Tensor | float]

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedfactor.protocol.method import Method
 from fedfactor.protocol.optimizer import Optimizer
-from fedfactor.protocol.plan import Held, HoldersMean, Plan, Reply, Tensors
+from fedfactor.protocol.plan import Held, HoldersMean, Plan, Reply, Tensors, clip_factor, norm_of
 from fedfactor.protocol.settings import Nonnegative, checked
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -109,22 +109,12 @@ class Privacy:
         return None
 
 
-def norm_of(changes: list[torch.Tensor]) -> float:
-    """Return the 2-norm of several tensors as one vector."""
-    return math.sqrt(sum(float(change.double().square().sum()) for change in changes))
-
-
-def clip_factor(norm: float, clip: float) -> float:
-    """Return the number by which a vector of this norm is multiplied so that its norm is at most `clip`."""
-    return min(1.0, clip / norm) if norm else 1.0
-
-
 def protected(shared: Tensors, down: Tensors, trained: frozenset[str], privacy: Privacy, seed: int) -> Tensors:
     """Return a client's upload with its change clipped and noise added; what is not trained stays as downloaded."""
     clip, std = privacy.first_clip(), (privacy.noise or 0.0) * privacy.first_clip()
     names, rng = sorted(shared.keys() & trained), torch.Generator().manual_seed(seed)
     changes = {name: shared[name] - down[name] for name in names}
-    factor = clip_factor(norm_of(list(changes.values())), clip)
+    factor = clip_factor(norm_of(changes.values()), clip)
     found = {name: down[name].to(tensor.dtype) for name, tensor in shared.items()}
     for name, change in changes.items():
         noise = torch.randn(change.shape, generator=rng) * std
@@ -162,7 +152,7 @@ class PrivateFold:
         trained = self._trained(reply.capacity)
         weights = {name: tensor for name, tensor in reply.tensors.items() if name in trained}
         changes = list(self._fold.changes(replace(reply, tensors=weights)))
-        norm = norm_of([change for _, change in changes])
+        norm = norm_of(change for _, change in changes)
         factor = clip_factor(norm, self._clip)
         self.within, self.replies = self.within + (norm <= self._clip), self.replies + 1
         for piece, change in changes:

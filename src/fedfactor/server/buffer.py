@@ -79,6 +79,10 @@ class Window:
         return self.round - who.round
 
 
+BEGIN = Window(-1, (), (), (), (), 0.0, 0.0)
+"""Before the first round: nobody trains."""
+
+
 class Buffer:
     """The clients of buffered rounds, one window after the other."""
 
@@ -96,10 +100,12 @@ class Buffer:
             )
         self._rounds, self._size = rounds, buffering.buffer
         self._clock, self._population, self._seed, self._participant = clock, population, seed, participant
-        self._last = Window(-1, (), (), (), (), 0.0, 0.0)
+        self._last = BEGIN
 
     def window(self, round: int) -> Window:
         """Return what happens before the server's step in a round, counted from 0. A resumed run repeats all before."""
+        if self._last.round > round:
+            self._last = BEGIN
         while self._last.round < round:
             self._last = self._next(self._last)
         return self._last
@@ -159,12 +165,26 @@ def take(store: Store, version: int, setup: Setup, view: Tensors, who: Participa
     )  # fmt: skip
 
 
-def weighed(reply: Reply, weight: float) -> Reply:
-    """Return a reply whose change is multiplied by a weight (FedBuff, Alg. 1)."""
-    if weight == 1.0:
-        return reply
-    changed = {
-        name: reply.reference[name] + weight * reply.change(name) if tensor.is_floating_point() else tensor
-        for name, tensor in reply.tensors.items()
-    }
-    return replace(reply, tensors=changed)
+def inbox(
+    window: Window, buffering: Buffering, store: Store, setup: Setup, view: Tensors, add: Callable[[Reply], None]
+) -> tuple[Callable[[Reply], None], list[Failure]]:
+    """Add the replies that waited for this window; return what receives those of clients that start in it.
+
+    Also return the clients whose reply should have waited, and did not. Old changes count less (FedBuff, Alg. 1).
+    """
+    missing, version, now = list[Failure](), window.round + 1, {who.client for who in window.arrived}
+    for who in window.arrived:
+        if who.round < window.round:
+            found = take(store, version, setup, view, who)
+            if isinstance(found, Failure):
+                missing.append(found)
+            else:
+                add(found.scaled(buffering.weight(window.age(who))))
+
+    def receive(reply: Reply) -> None:
+        if reply.client in now:
+            add(reply)
+        else:
+            put(store, version, reply)
+
+    return receive, missing

@@ -25,14 +25,14 @@ from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
 from fedfactor.protocol.optimizer import State
-from fedfactor.protocol.plan import Reply, Tensors
+from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.sentences import RENAMED_KEYS
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
-from fedfactor.server.buffer import Buffer, Window, put, take, weighed
+from fedfactor.server.buffer import Buffer, Window, inbox
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.clock import Clock, Timeline
 from fedfactor.server.costs import Costs, link_costs
@@ -110,8 +110,8 @@ class Federation:
             self.capacities = self.clock.fitted(self.capacities)
         if setup.privacy:
             check_private(setup, self.rounds, self.capacities, self.fleet, self.secret is not None)
-            if self.aggregation.rule != "mean" or self.buffering.buffered:
-                raise ValueError("privacy counts means of whole cohorts: leave out aggregation.rule and [rounds]")
+            if self.aggregation != MEAN or self.buffering.buffered:
+                raise ValueError("privacy counts means of whole cohorts: leave out [aggregation] and [rounds]")
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self._faults = Counter[int]()
         self.buffer = None
@@ -288,7 +288,9 @@ class Federation:
         self.store.discard()  # what a round that failed has left
         protect = private.round(view, t, self.journal.events) if private else None
         fold = RoundFold(setup, server, view, self.store, self.aggregation, protect)
-        receive, missing = self._inbox(window, setup, view, fold) if window else (fold.add, [])
+        receive, missing = (
+            inbox(window, self.buffering, self.store, setup, view, fold.add) if window else (fold.add, [])
+        )
         answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
         reports = answers.reports
         answers.failures += missing + (timeline.failures if timeline else [])
@@ -370,30 +372,6 @@ class Federation:
         energy = self.fleet is not None and self.fleet.counts_energy
         asked = [one.who for one in window.started]
         return window.trained, asked, len(window.arrived), window.timeline(energy)
-
-    def _inbox(
-        self, window: Window, setup: Setup, view: Tensors, fold: RoundFold
-    ) -> tuple[Callable[[Reply], None], list[Failure]]:
-        """Fold the replies that waited for this round; return what receives those of clients that start in it.
-
-        Also return the clients whose reply should have waited, and did not.
-        """
-        missing, version, now = list[Failure](), window.round + 1, {who.client for who in window.arrived}
-        for who in window.arrived:
-            if who.round < window.round:
-                found = take(self.store, version, setup, view, who)
-                if isinstance(found, Failure):
-                    missing.append(found)
-                else:
-                    fold.add(weighed(found, self.buffering.weight(window.age(who))))
-
-        def receive(reply: Reply) -> None:
-            if reply.client in now:
-                fold.add(reply)
-            else:
-                put(self.store, version, reply)
-
-        return receive, missing
 
     def _timed(self, server: Server, asked: list[Participant], wanted: int) -> Timeline:
         """Time a round. Raise QuorumLost before anybody trains if too few clients will be in time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from fedfactor.protocol.aggregation import Aggregation
 from fedfactor.protocol.method import Fold
-from fedfactor.protocol.plan import Held, HoldersMean, Piece, Reply, Tensors
+from fedfactor.protocol.plan import Held, HoldersMean, Piece, Reply, Tensors, clip_factor, norm_of
 from fedfactor.server.dispatch import QuorumLost
 from fedfactor.server.spool import Spool
 
@@ -108,12 +107,8 @@ def gathered(rule: Aggregation, fold: Fold, directory: Path | None) -> GatheredF
 
 def shortened(reply: Reply, bound: float) -> Reply:
     """Return a reply whose change has at most this 2-norm over all tensors with real numbers."""
-    changes = {name: reply.change(name) for name in reply.tensors if reply.tensors[name].is_floating_point()}
-    norm = float(torch.stack([change.norm().double() for change in changes.values()]).norm()) if changes else 0.0
-    if norm <= bound:
-        return reply
-    short = {name: reply.reference[name] + change * (bound / norm) for name, change in changes.items()}
-    return replace(reply, tensors={**reply.tensors, **short})
+    norm = norm_of(reply.change(name) for name, tensor in reply.tensors.items() if tensor.is_floating_point())
+    return reply.scaled(clip_factor(norm, bound))
 
 
 def _dtype(server: Tensor) -> torch.dtype:
