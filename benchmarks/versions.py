@@ -1,7 +1,7 @@
 """Processor time of a round against another checkout of this repository, in turn: is this version slower?
 
 `python -m benchmarks.versions PATH` compares with the checkout in PATH (`git worktree add PATH COMMIT`). Each version
-runs one federation in a process of its own and stops after every block of rounds, so that blocks of the two alternate.
+runs one federation in a process of its own and stops after every few rounds, so that the two alternate.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from benchmarks.workloads import WORKLOADS
 from fedfactor import simulate
 from fedfactor.data.clients import FederatedData
 
-BLOCKS = 9
-ROUNDS = {"logistic": 50, "cifar": 2}
-"""Rounds per block: about two seconds."""
+PAIRS = 9
+ROUNDS = {"logistic": 5, "cifar": 1}
+"""Rounds before the other version has its turn: about 0.2 s, less than the machine's speed takes to change."""
+TURNS = {"logistic": 12, "cifar": 2}
+"""Turns of each version per pair."""
 
 
 class _Version:
-    """A federation of one checkout that trains a block of rounds when asked."""
+    """A federation of one checkout that trains a few rounds when asked."""
 
     def __init__(self, checkout: Path, workload: str) -> None:
         env = os.environ | {"PYTHONPATH": f"{checkout / 'src'}:{Path(__file__).parents[1]}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "benchmarks.versions", "--child", workload]
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.block()  # the first one warms up
+        self.turn()  # the first one warms up
 
-    def block(self) -> float:
-        """Train a block of rounds; return the seconds of processor time it took."""
+    def turn(self) -> float:
+        """Train a few rounds; return the seconds of processor time they took."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -43,7 +45,7 @@ class _Version:
 
 
 def _child(workload: str) -> None:
-    """Train for ever, in blocks; wait for a line before each, and print its seconds after it."""
+    """Train a few rounds at a time; wait for a line before them, and print their seconds after them."""
     work = WORKLOADS[workload]
     data = FederatedData(work.data(), [work.rows(client) for client in range(work.users)])
     begin = [0.0]
@@ -56,7 +58,7 @@ def _child(workload: str) -> None:
 
     sys.stdin.readline()
     simulate(
-        work.build, data, on_event=after, rounds=(BLOCKS + 2) * ROUNDS[workload], cohort=work.cohort,
+        work.build, data, on_event=after, rounds=(PAIRS * TURNS[workload] + 2) * ROUNDS[workload], cohort=work.cohort,
         batch_size=work.batch, lr=work.lr, evaluate_every=0, evaluate_clients="none",
     )  # fmt: skip
 
@@ -66,7 +68,10 @@ def compare(other: Path) -> None:
     here = Path(__file__).parents[1]
     for workload in ROUNDS:
         versions = [_Version(path, workload) for path in (here, other, other)]
-        times = [[version.block() for version in versions] for _ in range(BLOCKS)]
+        times = []
+        for _ in range(PAIRS):
+            turns = [[version.turn() for version in versions] for _ in range(TURNS[workload])]
+            times.append([sum(column) for column in zip(*turns, strict=True)])
         for version in versions:
             version.process.kill()
         for name, pair in ((workload, (0, 1)), (f"{workload}, noise: the other version over itself", (2, 1))):

@@ -30,7 +30,7 @@ from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.privacy import protected
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, seeded, torch_rng
-from fedfactor.task import Batch, like
+from fedfactor.task import Batch, moved
 
 
 @timed("the rest")
@@ -187,10 +187,10 @@ def _densify(parameters: Mapping[str, nn.Parameter]) -> None:
 def batches(setup: Setup, examples: Examples, epochs: int, rng: torch.Generator) -> Iterator[Batch]:
     """Yield the shuffled batches of some epochs."""
     training, number = setup.training, count(examples)
-    destination = torch.empty(0, dtype=training.torch_dtype, device=training.torch_device)
+    device, dtype = training.torch_device, training.torch_dtype
     for _ in range(epochs):
         for chosen in torch.split(torch.randperm(number, generator=rng), training.batch_sizes(number)):
-            yield like(setup.task.data.batch(examples, chosen, rng), destination)
+            yield moved(setup.task.data.batch(examples, chosen, rng), device, dtype)
 
 
 def _evaluate(setup: Setup, message: Message, kept: dict[str, Tensors]) -> Bytes:

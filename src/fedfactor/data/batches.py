@@ -38,16 +38,21 @@ def targets_of(batch: Batch) -> Tensor:
 
 def like(batch: Batch, parameter: Tensor) -> Any:
     """Move all tensors of a batch to where a model is, and floating-point ones to its type."""
+    return moved(batch, parameter.device, parameter.dtype)
+
+
+def moved(batch: Batch, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move all tensors of a batch to a device, and floating-point ones to a type."""
     if isinstance(batch, Tensor):
-        return batch.to(parameter.device, parameter.dtype if batch.is_floating_point() else None)
+        return batch.to(device, dtype if batch.is_floating_point() else None)
     if type(batch) in SEQUENCES:
-        return type(batch)([like(part, parameter) for part in batch])
+        return type(batch)([moved(part, device, dtype) for part in batch])
     if hasattr(batch, "to"):  # such as a packed sequence or a batch of graphs
-        return batch.to(parameter.device)
+        return batch.to(device)
     if isinstance(batch, Mapping):
-        return {key: like(value, parameter) for key, value in batch.items()}
+        return {key: moved(value, device, dtype) for key, value in batch.items()}
     if isinstance(batch, tuple):  # with names
-        return type(batch)(*(like(part, parameter) for part in batch))
+        return type(batch)(*(moved(part, device, dtype) for part in batch))
     return batch
 
 

@@ -74,6 +74,9 @@ class Participant:
     round: int
 
 
+_USUAL = Traits()
+
+
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that are trained with the same settings."""
@@ -245,7 +248,7 @@ class Method:
     @property
     def traits(self) -> Traits:
         """The properties of this method that server, engines and tools need to know."""
-        return Traits()
+        return _USUAL
 
     # Form.
 

@@ -65,7 +65,7 @@ class Setup:
     def at(self, round: int) -> Setup:
         """Return the setup of a round: another one if the method has another form in that round."""
         method = form_of(self.method, round)
-        if method == self.method:
+        if method is self.method or method == self.method:
             return self
         found = next((form for form in self._forms if form.method == method), None)
         if found is None:

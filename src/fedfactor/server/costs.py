@@ -34,8 +34,11 @@ class Costs:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._counted: dict[tuple[str, float], tuple[float, float]] = {}
-        self._lengths: dict[tuple[str, float], tuple[int, int]] = {}
+        # By the form of the method, which is one object per setup, and the capacity.
+        self._macs: dict[tuple[int, float], float] = {}
+        self._epochs: dict[tuple[int, float], list[float]] = {}
+        self._counted: dict[tuple[int, float], tuple[float, float]] = {}
+        self._lengths: dict[tuple[int, float], tuple[int, int]] = {}
 
     def macs(self, capacity: float, round: int = 0) -> float:
         """Return the forward multiply-accumulates per training example of a client of this capacity in a round.
@@ -43,14 +46,20 @@ class Costs:
         NaN if they cannot be counted.
         """
         setup = self._setup.at(round)
-        passes = forward_passes(setup.method, capacity).items()
-        return sum(count * self._forward(setup, level)[0] for level, count in passes)
+        key = id(setup), capacity
+        if key not in self._macs:
+            passes = forward_passes(setup.method, capacity).items()
+            self._macs[key] = sum(count * self._forward(setup, level)[0] for level, count in passes)
+        return self._macs[key]
 
     def examples(self, capacity: float, samples: int, round: int) -> int:
         """Return how many examples a client of this capacity with so many samples processes in a round."""
         setup, training = self._setup.at(round), self._setup.training
-        phases = setup.method.phases(setup.network(capacity), training.length)
-        return sum(training.seen(samples, phase.epochs) for phase in phases) + training.own_norms * samples
+        key = id(setup), capacity
+        if key not in self._epochs:
+            phases = setup.method.phases(setup.network(capacity), training.length)
+            self._epochs[key] = [phase.epochs for phase in phases]
+        return sum(training.seen(samples, epochs) for epochs in self._epochs[key]) + training.own_norms * samples
 
     def training_macs(self, who: Participant) -> float:
         """Return the multiply-accumulates of a client in its round: forward and backward passes over its examples."""
@@ -67,7 +76,7 @@ class Costs:
     def lengths(self, capacity: float, round: int = 0) -> tuple[int, int]:
         """Return the lengths of a client's download and upload in a round; see `message_lengths`."""
         setup = self._setup.at(round)
-        key = repr(setup.method), capacity
+        key = id(setup), capacity
         if key not in self._lengths:
             parts = setup.method, setup.optimizer, setup.codec, setup.training
             self._lengths[key] = message_lengths(*parts, setup.network(capacity), capacity)
@@ -78,7 +87,7 @@ class Costs:
 
         Operations are measured on a batch, which composes weights once.
         """
-        key = repr(setup.method), capacity
+        key = id(setup), capacity
         if key not in self._counted:
             network, data = setup.network(capacity).train(), setup.task.data
             size = setup.training.batch_size
