@@ -62,14 +62,9 @@ types: $(READY)
 check: lint types test test-wheel docs check-browser not-run
 
 not-run: $(READY)
-	@echo "NOT RUN, since they take minutes; make test-deploy runs them:"
-	@$(BIN)/python -m pytest -m 'deploy or ray' --collect-only tests/deploy | grep '::'
-	@echo "NOT RUN, since it needs some 40 packages; make test-mlflow runs it:"
-	@$(BIN)/python -m pytest -m mlflow --collect-only tests/runs/test_loggers.py | grep '::'
-	@echo "NOT RUN, since they need packages of 370 MB; make test-huggingface runs them:"
-	@$(BIN)/python -m pytest -m huggingface --collect-only tests/data | grep '::'
-	@echo "NOT RUN, since they need packages of 170 MB; make test-third-party and make test-peft run them:"
-	@$(BIN)/python -m pytest -m 'third_party or peft' --collect-only tests/third_party | grep '::'
+	@echo "NOT RUN, since they take minutes or need large packages; make test-deploy, test-mlflow, test-huggingface,"
+	@echo "test-third-party and test-peft run them:"
+	@$(BIN)/python -m pytest -m 'deploy or ray or mlflow or huggingface or third_party or peft' --collect-only | grep '::'
 
 # The report in a real browser. Installs Chromium where that is possible: Debian or Ubuntu, as root.
 test-browser: $(READY) chromium

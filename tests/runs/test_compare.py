@@ -203,7 +203,7 @@ def test_a_run_that_fails_costs_itself_only(tmp_path: Path) -> None:
 def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) -> None:
     tables = override(TABLES, ["train.rounds=15", "train.epochs=1"])
     (tmp_path / "side.toml").write_text(tomli_w.dumps(tables))
-    words = ("compare", tmp_path / "side.toml", "--methods", "heterofl", "--seeds", "1,2", "--json")
+    words = ("compare", tmp_path / "side.toml", "--methods", "fedavg", "--seeds", "1,2", "--json")
     process = subprocess.Popen(
         fedfactor_process(*words, "--jobs", 2, "-o", tmp_path / "cut"),
         stdout=subprocess.PIPE,
@@ -212,7 +212,7 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
         cwd=ROOT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )
-    journals = [tmp_path / "cut" / "heterofl" / f"seed-{seed}" / "metrics.jsonl" for seed in (1, 2)]
+    journals = [tmp_path / "cut" / "fedavg" / f"seed-{seed}" / "metrics.jsonl" for seed in (1, 2)]
     while process.poll() is None and not any(path.exists() and path.read_text().count("\n") > 2 for path in journals):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -222,8 +222,8 @@ def test_an_interrupted_comparison_carries_on_to_the_same_end(tmp_path: Path) ->
     again = call(*words, "-o", tmp_path / "cut", cwd=ROOT)
     assert again.exit_code == 0, again.stderr
     assert [line["seeds"] for line in json.loads(again.stdout)] == [2]
-    assert (tmp_path / "cut" / "report.html").read_text().count("heterofl") > 1
-    whole = run_cells(cells(tables, ["heterofl"], [1, 2], tmp_path / "whole", where="side.toml"))
+    assert (tmp_path / "cut" / "report.html").read_text().count("fedavg") > 1
+    whole = run_cells(cells(tables, ["fedavg"], [1, 2], tmp_path / "whole", where="side.toml"))
     ends = [json.loads(path.with_name("summary.json").read_text()) for path in journals]
     assert [end["weights_sha256"] for end in ends] == hashes(whole)
 

@@ -47,16 +47,21 @@ def _has_small(name: str) -> bool:
 
 
 def _tried() -> list[tuple[str, bool, str]]:
-    """Of every recipe one cell, small where it can be, and all whose model has not been tried with their method."""
-    seen: set[tuple[str, ...]] = set()
-    tried = []
+    """Of every recipe one cell, small where it can be, and some more.
+
+    These are small ones whose model has not been tried with their method, and others whose model or method has not been
+    tried at all: full-size networks take seconds.
+    """
+    pairs, single, tried = set[tuple[str, ...]](), set[str](), []
     for name in [name for name in NAMES if not name.startswith("tune/")]:  # they need weights: see below
         for small in (True, False) if _has_small(name) else (False,):
             for number, (cell, tables) in enumerate(_cells(name, small).items()):
                 parts = tuple(tables.get(key, {}).get("name", "") for key in ("model", "method"))
-                if parts not in seen or (number == 0 and small == _has_small(name)):
+                new = parts not in pairs if small else not single.issuperset(parts)
+                if new or (number == 0 and small == _has_small(name)):
                     tried.append((name, small, cell))
-                seen.add(parts)
+                pairs.add(parts)
+                single.update(parts)
     return tried
 
 

@@ -151,7 +151,7 @@ def test_tuning_runs_are_no_results(tmp_path: Path) -> None:
 
 
 def test_a_stopped_tuning_makes_the_same_choice_and_runs_nothing_twice(tmp_path: Path) -> None:
-    methods, tune = ["fedavg", "heterofl"], ("train.lr=1e-9,1e30,0.1",)
+    methods, tune = ["fedavg", "fedpara"], ("train.lr=1e-9,1e30,0.1",)
     whole, names = tuned(tmp_path / "whole", methods, *tune), list[str]()
     assert [chosen(one)["train.lr"] for one in whole] == [0.1, 0.1]
     with pytest.raises(KeyboardInterrupt):

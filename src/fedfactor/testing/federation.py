@@ -44,13 +44,18 @@ class SmallNet(nn.Module):
 
 
 @functools.cache
-def data(even: bool = True) -> FederatedData:
-    """Return images of ten made-up classes: 40 for each of six clients (uneven: 20 to 60), and 20 to test each."""
+def data(even: bool = True, tested: bool = True) -> FederatedData:
+    """Return images of ten made-up classes: 40 for each of six clients (uneven: 20 to 60), and 20 to test each.
+
+    Without `tested`, there are none to test.
+    """
     rng = torch.Generator().manual_seed(3)
     labels = torch.randint(10, (360,), generator=rng)
     images = torch.rand(10, 1, 8, 8, generator=rng)[labels] + 0.3 * torch.randn(360, 1, 8, 8, generator=rng)
     edges = [0, 40, 80, 120, 160, 200, 240] if even else [0, 20, 60, 120, 150, 205, 240]
     parts = [torch.arange(a, b) for a, b in itertools.pairwise(edges)]
+    if not tested:
+        return FederatedData((images[:240], labels[:240]), parts)
     own = [torch.arange(20) + 20 * client for client in range(CLIENTS)]
     return FederatedData((images[:240], labels[:240]), parts, (images[240:], labels[240:]), own)
 
