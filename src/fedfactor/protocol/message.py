@@ -62,36 +62,42 @@ class Message:
     tensors: Tensors = field(default_factory=dict)
 
 
-@timed("encoding")
 def encode(message: Message, **metadata: str) -> Bytes:
     """Return a message as bytes, which are writable so that decoding need not copy; equal messages give equal bytes.
 
     `metadata` is for other readers of safetensors files.
     """
-    header: dict[str, Any] = {
-        "__metadata__": {
-            **metadata,
-            "fedfactor": FORMAT,
-            "kind": message.kind,
-            "fields": _SORTED.encode(message.fields),
-        }
-    }
-    views, position = [], 0
-    for name in sorted(message.tensors):
-        tensor = message.tensors[name].detach().cpu().contiguous()
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + size],
-        }
-        position += size
-        views.append(_raw(tensor))
-    text = _WRITER.encode(header).encode()
-    if len(text) > LONGEST_HEADER:
-        raise ValueError(f"a message of {len(message.tensors)} tensors has a header of {len(text)} bytes: too long")
-    text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
-    return bytearray().join([len(text).to_bytes(8, "little"), text, *views])
+    return Encoder(message.tensors).encode(message.kind, message.fields, **metadata)
+
+
+class Encoder:
+    """Encodes messages that have the same tensors, whose part of the header is written once."""
+
+    @timed("encoding")
+    def __init__(self, tensors: Tensors) -> None:
+        places: dict[str, Any] = {}
+        self._views, position = list[memoryview](), 0
+        for name in sorted(tensors):
+            tensor = tensors[name].detach().cpu().contiguous()
+            size = tensor.numel() * tensor.element_size()
+            places[name] = {
+                "dtype": NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [position, position + size],
+            }
+            position += size
+            self._views.append(_raw(tensor))
+        self._places = f",{_WRITER.encode(places)[1:]}" if places else "}"
+
+    @timed("encoding")
+    def encode(self, kind: str, fields: dict[str, Any], **metadata: str) -> Bytes:
+        """Return a message as bytes; see the function `encode`."""
+        about = {**metadata, "fedfactor": FORMAT, "kind": kind, "fields": _SORTED.encode(fields)}
+        text = f'{{"__metadata__":{_WRITER.encode(about)}{self._places}'.encode()
+        if len(text) > LONGEST_HEADER:
+            raise ValueError(f"a message of {len(self._views)} tensors has a header of {len(text)} bytes: too long")
+        text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
+        return bytearray().join([len(text).to_bytes(8, "little"), text, *self._views])
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -393,6 +393,12 @@ def shared_names(method: Method, network: nn.Module) -> list[str]:
     return [name for name in tensors_of(network) if name not in private]
 
 
+def same_for_all(method: Method) -> bool:
+    """Return whether all clients of a capacity surely get the same tensors in a round, by the hooks of `Method`."""
+    kind = type(method)
+    return kind.plan is Method.plan and kind.download is Method.download and not method.traits.moves_base
+
+
 def has_global_model(method: Method, network: nn.Module) -> bool:
     """Return whether the server's tensors are a complete model without a client's private tensors."""
     return method.traits.complete or (method.traits.space != "personal" and not method.private_names(network))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from fedfactor.profile import span
 from fedfactor.protocol.coding import code_down, decode_down, prefixed
 from fedfactor.protocol.engine import Done, Engine, Job
-from fedfactor.protocol.message import BadMessage, Bytes, Message, NotFinite, decode, encode
-from fedfactor.protocol.method import Participant
+from fedfactor.protocol.message import BadMessage, Bytes, Encoder, Message, NotFinite, decode
+from fedfactor.protocol.method import Participant, same_for_all
 from fedfactor.protocol.places import Places
 from fedfactor.protocol.plan import Reply, Tensors, pull
 from fedfactor.protocol.settings import Capacities, Rounds
@@ -217,16 +217,26 @@ class Dispatch:
             reference = {} if sent is None else decode_down(setup.codec, trained, coded)
             return SentJob(who, plan, reference, extras), coded
 
-        for who in clients:
+        def encoder_for(who: Participant) -> tuple[SentJob, Encoder]:
             job, coded = prepared(who)
+            return job, Encoder(prefixed("model", coded) | prefixed("extra", job.extras) | missed(who.client))
+
+        once = dict[float, tuple[SentJob, Encoder]]() if same_for_all(setup.method) else None
+        for who in clients:
+            if once is None:
+                job, encoder = encoder_for(who)
+            else:
+                if who.capacity not in once:
+                    once[who.capacity] = encoder_for(who)
+                job, encoder = once[who.capacity]
+                job = replace(job, who=who)
             fields: dict[str, Any] = {"client": who.client, "round": round, "capacity": who.capacity}
             fields["lr"] = training.rate(round, self._rounds.rounds)
             fields["test"] = kind == "train" and self._rounds.due(round + 1)
             if kind == "train" and self._places_change:
                 trained = sorted(setup.trained(who.capacity) & job.plan.keys())
                 fields["places"] = Places({name: job.plan[name] for name in trained}).written()
-            tensors = prefixed("model", coded) | prefixed("extra", job.extras) | missed(who.client)
-            message = encode(Message(kind, fields, tensors))
+            message = encoder.encode(kind, fields)
             if sent is not None:
                 sent.put(job, len(message), partial(prepared, who))
             yield Job(who.client, message, store.read("client", who.client))

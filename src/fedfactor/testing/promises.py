@@ -167,8 +167,7 @@ def _check_close(found: Tensor, expected: Tensor, tolerance: float, problem: str
 
 def gives_the_same_bits_for_the_same_seed(method: Method) -> None:
     """Two runs with one seed end with the same weights and the same private states; another seed gives others."""
-    two, other = _trained(method), _trained(method, seed=6)
-    one, two, other = map(_hashes, (_reference(method), two, other))
+    one, two, other = map(_hashes, (_reference(method), _trained(method), _trained(method, seed=6)))
     assert one == two, "two runs with the same seed differ: some random number does not come from the run's seed"
     assert one != other, "two runs with different seeds are the same"
 
