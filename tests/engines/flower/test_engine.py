@@ -49,6 +49,16 @@ def test_states_of_optimizers_and_codecs_stay_on_the_nodes_too(tmp_path: Path) -
     assert outcome(Deployment(tmp_path, chosen).serve()) == outcome(run_inline(chosen))
 
 
+def test_the_state_of_a_clients_optimizer_stays_on_its_node(tmp_path: Path) -> None:
+    kept = recipe("fedper", train={"optimizer": {"name": "adamw", "keep_state": True}, "lr": 0.01})
+    fresh = recipe("fedper", train={"optimizer": {"name": "adamw"}, "lr": 0.01})
+    deployed = Deployment(tmp_path, kept)
+    expected = outcome(run_inline(kept))
+    assert outcome(deployed.serve()) == expected != outcome(run_inline(fresh))
+    answers = [data for message in deployed.grid.pulled if (data := unpack(message.content)[0]) is not None]
+    assert answers and {part for data in answers for part in sections(decode(data).tensors)} == {"model"}
+
+
 def test_answers_are_pulled_while_jobs_are_sent_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So neither the SuperLink nor the server holds the answers of a whole cohort."""
     deployed, waiting = Deployment(tmp_path, recipe("fedavg", train={"rounds": 1}), poll=1e-6), list[int]()
