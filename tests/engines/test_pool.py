@@ -73,8 +73,9 @@ def test_a_worker_that_cannot_measure_stops_the_run_with_the_reason() -> None:
             measure_global(pool, result.federation.setup, 3, {1.0: broken})
 
 
-def test_jobs_are_made_when_they_are_needed() -> None:
-    """A round of many clients must not hold all their messages at once."""
+def test_jobs_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of many clients must not hold all their messages at once, unless they are small."""
+    monkeypatch.setattr("fedfactor.engines.pool.SMALL_BYTES", 0)
     made, done = [0], [0]
 
     class Watching(Pool):
@@ -152,17 +153,15 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
     with Pool(2) as pool:
 
         def kill() -> None:
-            struck: list[
-                PreparedJob | None
-            ] = []  # a job that loses three workers, on a slow machine, would be given up
+            struck: list[PreparedJob] = []  # a job that loses three workers, on a slow machine, would be given up
             while not stop.wait(0.3) and len(killed) < 3:
-                alive = [(worker.process.pid, worker.job) for worker in pool._workers if worker.process.is_alive()]
-                victims = [(pid, laid) for pid, laid in alive if laid is None or all(laid is not one for one in struck)]
-                if victims:
-                    pid, laid = random.choice(victims)
-                    struck.append(laid)
-                    killed.append(pid)
-                    os.kill(pid, signal.SIGKILL)
+                for worker in random.sample(pool._workers, len(pool._workers)):
+                    running = list(worker.jobs)[:1]
+                    if worker.process.is_alive() and all(job is not one for job in running for one in struck):
+                        struck += running
+                        killed.append(worker.process.pid)
+                        worker.process.kill()
+                        break
 
         killer = threading.Thread(target=kill)
         killer.start()

@@ -3,8 +3,9 @@
 There is one worker per core, with one torch thread each. Workers are forked from a server process that has imported
 torch, so they start quickly. Each has a pipe of its own, so a killed worker cannot hold a shared lock. Messages and the
 large tensors of the task are in shared memory; only their sizes go through the pipes. One job per worker is prepared
-ahead, and a reply is copied while its worker runs the next job, so that workers do not wait for this process. A worker
-that dies is replaced and its job is run again; a job that has killed three workers counts as failed.
+ahead, and a reply is copied while its worker runs the next job, so that workers do not wait for this process; a small
+job is also sent ahead. A worker that dies is replaced and its job is run again; a job that has killed three workers
+counts as failed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from fedfactor.protocol.setup import Setup
 
 MOST_KILLED = 3
 """Number of workers that a job may kill before it counts as failed."""
+SMALL_BYTES = 1 << 20
+"""Jobs of this size or less are sent to a worker while it runs another one: its next one must not wait for us."""
 MAPPED_BYTES = 1 << 16
 """Tensors larger than this are shared with the workers instead of copied. A transformer has many below a megabyte."""
 PRELOADED = [__name__]
@@ -100,10 +103,15 @@ class PreparedJob:
     buffer: int
     sizes: list[int]
 
+    @property
+    def small(self) -> bool:
+        """Whether it is sent ahead."""
+        return sum(self.sizes) <= SMALL_BYTES
+
 
 @dataclass
 class Worker:
-    """A worker process and the job that it is running."""
+    """A worker process, the job that it is running, and maybe one that was sent ahead."""
 
     number: int
     process: BaseProcess
@@ -112,15 +120,18 @@ class Worker:
     """The worker writes replies to these in turn: one is read while it writes to the other."""
     files: list[Any]
     """Open files that keep the memory of `replies` alive."""
-    job: PreparedJob | None = None
+    jobs: deque[PreparedJob] = field(default_factory=deque)
     started: float = 0.0
+    """When the first of the jobs began."""
 
     def __post_init__(self) -> None:
         self._turns = cycle(self.replies)
 
     def send(self, job: PreparedJob) -> None:
-        """Start a job; raises `OSError` if the process is dead."""
-        self.job, self.started = job, perf_counter()
+        """Start a job, now or after the running one; raises `OSError` if the process is dead."""
+        if not self.jobs:
+            self.started = perf_counter()
+        self.jobs.append(job)
         self.pipe.send((job.buffer, job.sizes, profile.current() is not None))
 
     def receive(self) -> tuple[memoryview | None, memoryview | None, str]:
@@ -138,6 +149,12 @@ class Worker:
             recorder.absorb(self.number, track)
         reply, state = next(self._turns).read(sizes)
         return reply, state, failure
+
+    def finish(self) -> tuple[PreparedJob, float]:
+        """Return the job whose reply was received, and the seconds that it took; the next one has begun."""
+        now, begun = perf_counter(), self.started
+        self.started = now
+        return self.jobs.popleft(), now - begun
 
     def close(self) -> None:
         """Close the pipe, which ends the process, and the files."""
@@ -174,7 +191,7 @@ class Pool:
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result per job, in the order in which they finish."""
-        if any(worker.job for worker in self._workers):  # the caller stopped in the middle of an earlier round
+        if any(worker.jobs for worker in self._workers):  # the caller stopped in the middle of an earlier round
             self.close()
         self._start(setup)
         self._free = list(range(len(self._buffers)))
@@ -182,23 +199,22 @@ class Pool:
         killed: dict[int, int] = {}
         while True:
             for worker in self._workers:
-                if worker.job is None and (ready or self._prepare(coming, ready)):
+                if not worker.jobs and (ready or self._prepare(coming, ready)):
                     self._send(worker, ready.popleft())
-            busy = {worker.pipe: worker for worker in self._workers if worker.job is not None}
+            busy = {worker.pipe: worker for worker in self._workers if worker.jobs}
             if not busy:
                 return
-            while len(ready) < len(self._workers) and self._prepare(coming, ready):  # while the workers are busy
-                pass
+            self._prepare_ahead(coming, ready)  # while the workers are busy
             with profile.span("waiting"):
                 answered = wait(list(busy))
             for pipe in answered:
                 worker = busy[pipe]  # type: ignore[index]
-                job = worker.job
-                assert job is not None
                 try:
                     reply, state, failure = worker.receive()
                 except (EOFError, OSError):
                     self._replace(worker)
+                    job, *others = worker.jobs
+                    ready.extendleft(others)
                     killed[job.client] = killed.get(job.client, 0) + 1
                     if killed[job.client] < MOST_KILLED:
                         ready.appendleft(job)
@@ -206,8 +222,8 @@ class Pool:
                         self._free.append(job.buffer)
                         yield Done(job.client, None, failure=f"killed {MOST_KILLED} worker processes")
                     continue
-                seconds, worker.job = perf_counter() - worker.started, None
-                if ready:
+                job, seconds = worker.finish()
+                if not worker.jobs and ready:
                     self._send(worker, ready.popleft())
                 self._free.append(job.buffer)
                 yield Done(
@@ -226,6 +242,19 @@ class Pool:
             self._replace(worker)
             with contextlib.suppress(OSError):  # `run` notices that it is dead, too, when it receives
                 self._workers[worker.number].send(job)
+
+    def _prepare_ahead(self, coming: Iterator[Job], ready: deque[PreparedJob]) -> None:
+        """Prepare a job per worker, and send a small one to each that has no other but the running one.
+
+        The last jobs are not sent ahead: each is for the worker that is free first.
+        """
+        workers = len(self._workers)
+        while len(ready) < (2 * workers if ready and ready[0].small else workers) and self._prepare(coming, ready):
+            pass
+        for worker in self._workers:
+            if len(worker.jobs) == 1 and len(ready) > workers and ready[0].small:
+                with contextlib.suppress(OSError):  # `run` notices that it is dead when it receives
+                    worker.send(ready.popleft())
 
     def _prepare(self, coming: Iterator[Job], ready: deque[PreparedJob]) -> bool:
         """Write the next job to a shared buffer, for the worker that is free first; return whether there was one."""
@@ -269,7 +298,7 @@ class Pool:
             ) from error
         self._payload = stream.getvalue()
         workers = self.workers or _cores()
-        self._paths = [shared_file(self._files) for _ in range(2 * workers)]  # for a running and a prepared job each
+        self._paths = [shared_file(self._files) for _ in range(4 * workers)]  # see `_prepare_ahead`
         self._buffers = [SharedBuffer(path) for path in self._paths]
         self._workers = [self._start_worker(number) for number in range(workers)]
 
