@@ -7,7 +7,10 @@ import sys
 
 import torch
 
-MODULES = ["hadamard", "spectral", "composition", "server", "wire", "population", "cohort", "rounds", "tune", "flower"]
+MODULES = [
+    "hadamard", "spectral", "composition", "server", "wire", "population", "cohort", "rounds", "evaluation", "tune",
+    "flower",
+]  # fmt: skip
 
 
 def main(names: list[str]) -> None:

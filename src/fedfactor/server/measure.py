@@ -10,7 +10,7 @@ from torch import nn
 from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.engine import Engine, Job
-from fedfactor.protocol.message import Message, decode, encode
+from fedfactor.protocol.message import Encoder, decode
 from fedfactor.protocol.settings import Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
@@ -76,10 +76,12 @@ def measure_global(engine: Engine, setup: Setup, round: int, models: Mapping[flo
     rows = -(-batches // MOST_PARTS) * task.evaluation_batch
     parts = [(level, first) for level in models for first in range(0, count(central), rows)]
 
+    encoders = {level: Encoder(tensors_of(model)) for level, model in models.items()}
+
     def jobs() -> Iterator[Job]:
         for number, (level, first) in enumerate(parts):
             fields = {"client": number, "round": round, "capacity": level, "rows": [first, first + rows]}
-            yield Job(number, encode(Message("measure", fields, tensors_of(models[level]))), None)
+            yield Job(number, encoders[level].encode("measure", fields), None)
 
     found: dict[int, list[BatchSums]] = {}
     for done in engine.run(setup, jobs()):
