@@ -45,3 +45,10 @@ def test_data_show_reads_datasets_and_says_what_identifies_them(tmp_path: Path) 
     assert "86 train and 60 test examples, 2 classes, 4 natural owners" in done.stdout
     assert "identified by a sample of 64 of 86 examples" in " ".join(done.stdout.split())
     assert "few" in done.stdout and "4 clients with 20 to 23 examples" in done.stdout
+    path.write_text(
+        'data = { name = "tests.helpers.sequences:positions" }\nmodel = { name = "tests.helpers.sequences:Bag" }\n'
+    )
+    done = fedfactor("data", "show", path, "--set", "partition.clients=2")
+    assert done.exit_code == 0 and "one class per example is needed" in " ".join(done.stdout.split())
+    done = fedfactor("data", "show", path, "--set", "partition.clients=2", "--set", "objective.kind=regression")
+    assert done.exit_code == 0 and "one class" not in done.stdout and "2 clients with" in done.stdout

@@ -111,6 +111,12 @@ def test_the_size_of_the_state_is_counted(chosen: str, count: int) -> None:
     assert state_tensors(Training(optimizer=chosen)) == count
 
 
+def test_an_optimizer_that_cannot_take_a_step_is_named() -> None:
+    for chosen in (LocalOptimizer("torch.optim:SparseAdam"), LocalOptimizer("adamw", options={"betas": 0.9})):
+        with pytest.raises(ValueError, match=f"train.optimizer: {chosen.name}: "):
+            state_tensors(Training(optimizer=chosen))
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [

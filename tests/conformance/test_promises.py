@@ -206,7 +206,7 @@ def test_methods_that_would_silently_be_fedavg_are_refused() -> None:
     for method in ("fedpara", "pfedpara"):
         with pytest.raises(ValueError, match=f"{method} finds no layer to factorise.*2: full rank takes"):
             run(method, model=plain)
-    with pytest.raises(ValueError, match="needs one class per example, which a binary task does not have"):
+    with pytest.raises(ValueError, match="needs one class per example, which this binary task does not have"):
         run(HeteroFL(masked_loss=True), kind="binary", data=odd())
 
 

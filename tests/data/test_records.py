@@ -76,6 +76,10 @@ def test_a_fingerprint_is_what_the_author_says_or_a_sample() -> None:
     assert some.identified_by == f"the fingerprint() of 1 datasets and {sampled}"
     one, other = (Records([[("a", 1.5), (end, 2)]], lambda some: {"text": some}).fingerprint() for end in "bc")
     assert one != other
+    ways = (lambda x: x.T.contiguous().T, lambda x: x)  # another order in memory, as after `permute`
+    turned, plain = (Records([list(torch.ones(3, 2))], lambda some, way=way: way(torch.stack(some))) for way in ways)
+    assert turned.fingerprint() == plain.fingerprint()
+    assert Records([[1, 2]], lambda some: {"n": torch.tensor(3), "x": some}).fingerprint()
     long = Records([list(range(1000))])
     assert long.identified_by == "a sample of 64 of 1,000 examples"
 

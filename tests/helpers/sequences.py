@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from fedfactor.data import Datasets
 
@@ -80,6 +80,11 @@ def owners(clients: int = 4) -> Datasets:
 def one_owner(seed: int = 0) -> Datasets:
     """The data of one node."""
     return Datasets(Sequences(seed), Sequences(100 + seed), padded, class_names=("few", "many"))
+
+
+def positions() -> Datasets:
+    """Sequences with a class per position."""
+    return Datasets(TensorDataset(torch.zeros(12, 5).long(), torch.zeros(12, 5).long()))
 
 
 def doubled(outputs: Output, batch: dict[str, Tensor]) -> Tensor:

@@ -153,6 +153,6 @@ def test_a_model_without_that_head_is_refused() -> None:
     with pytest.raises(ValueError, match="gamma must be at least 0, got -1"):
         FedRoD(gamma=-1.0)
     with pytest.raises(
-        ValueError, match="fedrod's balanced loss needs one class per example, which a binary task does not have"
+        ValueError, match="fedrod's balanced loss needs one class per example, which this binary task does not have"
     ):
         run("fedrod", kind="binary", data=odd())

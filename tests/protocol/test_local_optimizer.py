@@ -46,6 +46,10 @@ class Local(torch.optim.SGD):  # type: ignore[no-redef]
     """The other one."""
 
 
+def test_torchs_own_classes_have_their_short_names() -> None:
+    assert LocalOptimizer.of("torch.optim:SGD") == LocalOptimizer.of(torch.optim.SGD) == LocalOptimizer.of("sgd")
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [

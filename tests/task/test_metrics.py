@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MetricCollection
-from torchmetrics.classification import BinaryAUROC, MulticlassAUROC, MulticlassConfusionMatrix, MulticlassF1Score
+from torchmetrics.classification import (
+    BinaryAUROC,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MultilabelF1Score,
+)
 from torchmetrics.functional.classification import binary_auroc, multiclass_auroc, multiclass_f1_score
 
 import fedfactor
@@ -95,6 +101,12 @@ def test_logits_of_a_binary_task_become_probabilities() -> None:
     task = Task(nn.Identity(), odd(), "binary", 2, metrics={"auroc": BinaryAUROC()})
     scores = task.evaluate(nn.Identity(), (logits, labels))
     assert scores["auroc"] == pytest.approx(float(binary_auroc(logits.flatten().sigmoid(), labels))) == 0.5
+
+
+def test_a_binary_task_may_have_several_labels_per_example() -> None:
+    logits, labels = torch.tensor([[3.0, -1.0, 2.0], [-2.0, 4.0, -1.0]]), torch.tensor([[1, 0, 0], [0, 1, 1]])
+    task = Task(nn.Identity(), odd(), "binary", metrics={"f1": MultilabelF1Score(num_labels=3)})
+    assert task.evaluate(nn.Identity(), (logits, labels))["f1"] == pytest.approx(2 / 3)
 
 
 def test_mean_absolute_error_of_torchmetrics() -> None:

@@ -97,11 +97,54 @@ def test_classes_of_sequences_are_along_the_last_axis_of_logits() -> None:
         (lambda outputs, batch: 0.5, "a scalar tensor, .* got a float"),
         (lambda outputs, batch: outputs.mean().detach(), "the loss has no gradient"),
         (lambda outputs, batch: outputs.mean() * float("nan"), "the loss of the first examples is NaN"),
+        (nn.L1Loss(), r"the loss, which is called as loss\(outputs, batch\), failed: AttributeError: 'tuple'"),
     ],
 )
 def test_a_loss_that_cannot_be_minimised_is_refused(loss: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss=loss)
+
+
+def test_a_loss_is_a_function() -> None:
+    with pytest.raises(TypeError, match=r"loss must be a function of \(outputs, batch\), got 'mse'; see `kind`, too"):
+        fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss="mse")  # type: ignore[arg-type]
+
+
+def test_bfloat16_does_not_round_the_targets_of_a_regression() -> None:
+    task = Task(nn.Linear(4, 1), regression(), "regression")
+    for targets in (torch.tensor([1001.5]), torch.tensor([1001])):
+        loss = task.loss(torch.tensor([[1000.0]], dtype=torch.bfloat16), (X[:1], targets))
+        assert loss == (float(targets) - 1000) ** 2
+
+
+def test_positions_without_an_answer_are_left_out() -> None:
+    """-100 is what torch's cross-entropy ignores; the second batch has no other targets."""
+    logits = torch.tensor([[[9.0, 9.0, 0.0], [0.0, 0.0, 9.0]], [[9.0, 0.0, 9.0], [0.0, 9.0, 0.0]]])
+    labels = torch.tensor([[0, 0, -100], [-100, -100, -100]])
+    whole = Records([TensorDataset(logits, labels)])
+    task = Task(nn.Identity(), FederatedData(whole, [torch.arange(2)]), evaluation_batch=1)
+    scores = task.evaluate(nn.Identity(), whole)
+    assert scores["accuracy"] == 1.0
+    assert scores["loss"] == pytest.approx(float(F.cross_entropy(logits, labels)))
+    with pytest.raises(ValueError, match="there are no examples to measure on"):
+        task.evaluate(nn.Identity(), whole[slice(1, 2)])
+
+
+def test_a_batch_of_three_parts_does_not_say_which_are_the_targets() -> None:
+    three = TensorDataset(X, torch.zeros(40).long(), torch.ones(40).long())
+    with pytest.raises(ValueError, match="a batch has 3 parts, so it is not clear which one has the targets"):
+        fedfactor.simulate(nn.Linear(4, 2), [three])
+    fedfactor.simulate(nn.Linear(4, 2), [three], loss=lambda o, batch: F.cross_entropy(o, batch[2]), rounds=1, cohort=1)
+
+
+def test_labels_per_position_are_not_one_class_per_example() -> None:
+    words = Records([TensorDataset(torch.randn(4, 3, 5), torch.zeros(4, 5).long())])
+    setup = Setup(
+        Task(nn.Conv1d(3, 2, 1), FederatedData(words, [torch.arange(4)])),
+        FedRoD(), create("optimizers", "fedavg"), create("codecs", "float32"), Training(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="needs one class per example, which this classification task does not have"):
+        setup.bind([1.0])
 
 
 def test_a_regression_needs_one_number_per_target() -> None:
@@ -139,7 +182,7 @@ NEEDS = [
 
 @pytest.mark.parametrize(("method", "reason"), NEEDS, ids=lambda one: str(one)[:24])
 def test_what_needs_classes_or_logits_is_refused_for_a_task_without(method: Method, reason: str) -> None:
-    with pytest.raises(ValueError, match=f"{reason}, which a regression task does not have"):
+    with pytest.raises(ValueError, match=f"{reason}, which this regression task does not have"):
         fedfactor.simulate(Tiny, (X, Y), kind="regression", method=method)
     setup = Setup(
         Task(Tiny, odd(), "binary"), method, create("optimizers", "fedavg"), create("codecs", "float32"), Training()
@@ -147,5 +190,5 @@ def test_what_needs_classes_or_logits_is_refused_for_a_task_without(method: Meth
     if "logits" in reason:  # one logit stands for two classes
         setup.bind([1.0])
     else:
-        with pytest.raises(ValueError, match=f"{reason}, which a binary task does not have"):
+        with pytest.raises(ValueError, match=f"{reason}, which this binary task does not have"):
             setup.bind([1.0])

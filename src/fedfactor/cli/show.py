@@ -108,9 +108,13 @@ def data_show(
 ) -> None:
     """Show how many examples of each class each client has."""
     from fedfactor.data import draw, federated, load
+    from fedfactor.runs.tasks import kind_of
 
     name, found = next(iter(resolved_cells(read_recipe(recipe), recipe, settings or [], only).items()))
     dataset = load(data_dir=data_dir, **found.tables["data"])
-    dataset.labels(needed=dataset.kind == "classification")  # reads the classes of datasets that do not list them
+    try:  # reads the classes of datasets that do not list them
+        dataset.labels(needed=kind_of(found, dataset.kind) == "classification")
+    except ValueError as error:
+        tell(f"{error}; so only the numbers of examples are shown")
     console.print(str(dataset), highlight=False)
     console.print(draw(federated(dataset, **found.tables["partition"]), dataset.class_names, title=name))

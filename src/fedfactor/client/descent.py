@@ -191,7 +191,10 @@ def state_tensors(training: Training) -> int:
     weight = nn.Parameter(torch.zeros(2, 3))
     weight.grad = torch.zeros_like(weight)
     tried = descent(training, [ParameterGroup(["weight"])], {"weight": weight}, {})
-    tried.step(0.0)
+    try:
+        tried.step(0.0)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"train.optimizer: {training.local_optimizer.name}: {error}") from error
     found = tried.states().get("weight", {}).values()
     return sum(isinstance(value, Tensor) and value.shape == weight.shape for value in found)
 

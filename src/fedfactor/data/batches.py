@@ -27,6 +27,11 @@ def targets_of(batch: Batch) -> Tensor:
     """Return the targets of a batch. Raise ValueError if it has none."""
     found, where = None, "as the second part of a tuple (inputs, targets)"
     if isinstance(batch, SEQUENCES):
+        if len(batch) > 2:
+            raise ValueError(
+                f"a batch has {len(batch)} parts, so it is not clear which one has the targets: return (inputs, "
+                "targets) or a mapping, or give a loss and metrics of your own"
+            )
         found = batch[1] if len(batch) > 1 else None
     elif isinstance(batch, Mapping):
         found = next((batch[key] for key in LABELS if key in batch), None)

@@ -188,7 +188,8 @@ def _update(digest: Any, value: Any) -> None:
         for part in value:
             _update(digest, part)
     elif isinstance(value, Tensor | np.ndarray):
-        array = np.ascontiguousarray(value.detach().cpu().view(torch.uint8) if isinstance(value, Tensor) else value)
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if isinstance(value, Tensor) else value
+        array = np.ascontiguousarray(flat)
         digest.update(f"{value.dtype}{list(value.shape)}".encode() + array.tobytes())
     else:
         plain = isinstance(value, str | bytes | int | float | bool | None)

@@ -58,6 +58,8 @@ class LocalOptimizer:
             chosen = {"name": chosen.func, **chosen.keywords}
         table = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
         name, keep = table.pop("name", "sgd"), table.pop("keep_state", False)
+        if isinstance(name, str) and ":" in name:  # torch.optim:SGD is sgd
+            name = next((short for short, known in NAMES.items() if torch_class(name) is known), name)
         return cls(name if isinstance(name, str) else _name_of(name), keep, table)
 
     def table(self) -> dict[str, Any]:

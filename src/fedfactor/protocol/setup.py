@@ -53,13 +53,15 @@ class Setup:
 
     def bind(self, levels: Sequence[float]) -> None:
         """Adapt the method to the task and the run's capacity levels; call this before networks are built."""
-        traits, kind = self.method.traits, self.task.kind
-        if traits.needs_classes and kind != "classification":
-            raise ValueError(f"{traits.needs_classes} needs one class per example, which a {kind} task does not have")
+        traits, missing = self.method.traits, f"which this {self.task.kind} task does not have"
+        if traits.needs_classes and not self.task.one_class_each:
+            raise ValueError(f"{traits.needs_classes} needs one class per example, {missing}")
         if traits.needs_logits and not self.task.has_classes:
-            raise ValueError(f"{traits.needs_logits} needs logits of classes, which a {kind} task does not have")
+            raise ValueError(f"{traits.needs_logits} needs logits of classes, {missing}")
         if self.task.tune is not None and self.method.untunable:
             raise ValueError(cannot_tune(self.method))
+        if self.attack and self.attack.kind == "label_flip" and not self.task.data.described:
+            self.task.data.mislabelled(self.task.data.of(0))  # raises ValueError if there are no classes to flip
         self.method = self.method.bind(self.task, levels)
 
     def at(self, round: int) -> Setup:

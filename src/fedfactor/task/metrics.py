@@ -219,7 +219,8 @@ class Metrics:
         """
         preds, target = logits_of(outputs).cpu(), targets_of(batch).cpu()
         if self._kind == "binary":
-            return preds.float().flatten().sigmoid(), target.flatten().long()
+            shape = target.shape if target[0].numel() > 1 else (-1,)  # labels per example: one or several
+            return preds.float().reshape(shape).sigmoid(), target.reshape(shape).long()
         if self._kind in WITH_CLASSES:
             return preds.float().softmax(1), target
         return preds.reshape(target.shape) if preds.numel() == target.numel() else preds, target
@@ -281,7 +282,7 @@ def _sum(name: str, found: Any, examples: int) -> float:
 
 def _number(name: str, found: Any) -> float:
     """Return what `compute` returned as a number."""
-    if isinstance(found, str | Mapping) or getattr(found, "numel", lambda: 1)() != 1:
+    if isinstance(found, Mapping) or getattr(found, "numel", lambda: 1)() != 1:
         raise ValueError(f"metric {name!r} must compute one number, got {found!r}; choose an average over classes")
     try:
         return float(found)

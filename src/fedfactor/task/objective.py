@@ -15,6 +15,10 @@ Loss = Callable[[Any, Batch], Tensor]
 """Takes the outputs of a model and the batch, and returns a scalar tensor."""
 
 
+IGNORED = -100
+"""The target of positions without an answer, such as padding: torch's cross-entropy leaves them out, and so do we."""
+
+
 def logits_of(outputs: Any) -> Tensor:
     """Return the outputs, or their `logits`, with the classes along axis 1. Raise ValueError if there are none.
 
@@ -53,7 +57,8 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.mse_loss(outputs.reshape(targets.shape), targets.to(outputs.dtype))
+    dtype = torch.promote_types(outputs.dtype, torch.float32)  # bfloat16 would round the targets
+    return F.mse_loss(outputs.reshape(targets.shape).to(dtype), targets.to(dtype))
 
 
 LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -22,7 +22,7 @@ from fedfactor.nn.frozen import freeze
 from fedfactor.profile import timed
 from fedfactor.support.checks import check_choice
 from fedfactor.task.metrics import WITH_CLASSES, Decider, Metric, Metrics
-from fedfactor.task.objective import LOSSES, Loss, check_loss, divergence, logits_of, masked_logits
+from fedfactor.task.objective import IGNORED, LOSSES, Loss, check_loss, divergence, logits_of, masked_logits
 
 Build = Callable[..., nn.Module]
 """Builds the task's model at a share of its full width."""
@@ -64,6 +64,8 @@ class Task:
         if self.kind is None:
             object.__setattr__(self, "kind", "custom" if self.objective else "classification")
         check_choice("kind", str(self.kind), get_args(Kind))
+        if self.objective is not None and not callable(self.objective):
+            raise TypeError(f"loss must be a function of (outputs, batch), got {self.objective!r}; see `kind`, too")
         measures = Metrics(str(self.kind), self.metrics, self.best, self.higher_is_better)
         object.__setattr__(self, "measures", measures)
         self._check_data()
@@ -128,9 +130,17 @@ class Task:
         if self.kind != "custom":
             self._check_logits(logits_of(outputs), targets_of(batch))
         if not isinstance(outputs, Tensor) or self.objective is not None or self.kind == "custom":
-            check_loss(self.loss(outputs, batch))
+            check_loss(self._tried_loss(outputs, batch))
         with torch.no_grad():
             self.measures.check(self._answers(model, batch), batch, min(2, count(self.data.train)))
+
+    def _tried_loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the loss of a batch. Raise ValueError if it cannot be computed."""
+        try:
+            return self.loss(outputs, batch)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ValueError(f"the loss, which is called as loss(outputs, batch), failed: {reason}") from error
 
     def _check_logits(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise ValueError if logits or numbers do not fit the targets."""
@@ -153,9 +163,10 @@ class Task:
     def _answers(self, model: nn.Module, batch: Batch) -> Any:
         """Return the outputs of a model as it is deployed."""
         was_training = model.training
-        outputs = self.outputs(model.eval(), batch)
-        model.train(was_training)
-        return outputs
+        try:
+            return self.outputs(model.eval(), batch)
+        finally:
+            model.train(was_training)
 
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Call the model on a batch: `model(x)` for `(x, y)` or x alone, `model(**batch)` for a mapping."""
@@ -184,7 +195,7 @@ class Task:
         return divergence(logits_of(outputs), logits_of(teacher), temperature, binary=self.kind == "binary")
 
     def correct(self, outputs: Any, batch: Batch) -> Tensor:
-        """Count the right answers of a batch; NaN is none."""
+        """Count the right answers of a batch; NaN is none, and targets of -100 have none."""
         logits, targets = logits_of(outputs), targets_of(batch)
         if self.kind == "binary":
             logits, targets = logits.flatten(), targets.flatten()
@@ -207,11 +218,12 @@ class Task:
         with torch.inference_mode():
             for batch, size in self.test_batches(examples, _home(model)):
                 outputs = self._answers(model, batch)
-                answers = targets_of(batch).numel() if self.has_classes else size
+                answers = int((targets_of(batch) != IGNORED).sum()) if self.has_classes else size
                 sums: dict[str, tuple[float, int]] = {}
                 if self.has_classes:
                     sums["accuracy"] = int(self.correct(outputs, batch)), answers
-                sums["loss"] = float(self.loss(outputs, batch)) * answers, answers
+                # The mean over no answers is NaN.
+                sums["loss"] = float(self.loss(outputs, batch)) * answers if answers else 0.0, answers
                 found.append(sums | self.measures.sums(outputs, batch, size))
         return found
 
@@ -221,6 +233,13 @@ class Task:
         for first in range(0, number, self.evaluation_batch):
             last = min(first + self.evaluation_batch, number)
             yield like(self.data.batch(examples, slice(first, last)), home), last - first
+
+    @property
+    def one_class_each(self) -> bool:
+        """Whether each example has one class."""
+        if self.kind != "classification" or self.data.described:
+            return self.kind == "classification"
+        return targets_of(self.data.batch(self.data.train, slice(1))).dim() == 1
 
     @property
     def has_classes(self) -> bool:
@@ -234,7 +253,7 @@ class Task:
 
     def scores(self, sums: Sequence[BatchSums], others: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return all metrics, given the sums of all batches and the metrics that are no sums."""
-        if not sums:
+        if not sums or not any(one["loss"][1] for one in sums):
             raise ValueError("there are no examples to measure on")
         totals = {name: [sum(column) for column in zip(*(one[name] for one in sums), strict=True)] for name in sums[0]}
         scores = {name: total / number for name, (total, number) in totals.items()} | dict(others or {})
