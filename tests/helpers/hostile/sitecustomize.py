@@ -58,4 +58,5 @@ class Lies(importlib.abc.MetaPathFinder):
 
 
 if BEHAVIOUR and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
+    os.environ.pop("FEDFACTOR_WORKER", None)  # its worker would not lie
     sys.meta_path.insert(0, Lies())

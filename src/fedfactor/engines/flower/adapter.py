@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedfactor.protocol.message import BadMessage, Bytes
+from fedfactor.protocol.wire import BadMessage, Bytes
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

@@ -185,10 +185,17 @@ class RestartingProgram:
     """Seconds after which a program counts as up; its next pause is the shortest again."""
 
     def __init__(
-        self, name: str, command: Callable[[], Sequence[str]], home: Path, log: Path, *, grace: float = 0.0
+        self,
+        name: str,
+        command: Callable[[], Sequence[str]],
+        home: Path,
+        log: Path,
+        extra: Mapping[str, str] | None = None,
+        *,
+        grace: float = 0.0,
     ) -> None:
         """Start the program. `command` is called for each start, because a port that was free may be taken by then."""
-        self._command, self._home, self._log, self._grace = command, home, log, grace
+        self._command, self._home, self.log, self._extra, self._grace = command, home, log, extra, grace
         self.name, self.starts, self._pause, self._due = name, 0, self.SHORTEST, 0.0
         self.program: Program | None = None
         self._started, self._restarts = 0.0, True
@@ -205,13 +212,13 @@ class RestartingProgram:
             self._pause = self.SHORTEST if steady else min(2 * self._pause, self.LONGEST)
             self._due, self.program = now + self._pause, None
         elif now >= self._due:
-            self.program = Program(self.name, self._command(), self._home, self._log, grace=self._grace)
+            self.program = Program(self.name, self._command(), self._home, self.log, self._extra, grace=self._grace)
             self._started = now
             self.starts += 1
 
     def log_tail(self) -> str:
         """Return the last lines of the log, whether the program runs or not."""
-        return log_tail(self._log)
+        return log_tail(self.log)
 
     def stop_restarting(self) -> None:
         """Do not start the program again."""
