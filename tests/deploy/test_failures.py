@@ -70,7 +70,7 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     # In the middle: its ClientApp is at work.
     supervisor = node.program.supervisor
     wait_for(lambda: _runs("flwr-clientapp", supervisor), 400, "the next job")
-    os.kill(process_named("flower-supernode", supervisor), signal.SIGKILL)
+    os.kill(process_named("supernode.py", supervisor), signal.SIGKILL)
     finish(deployment, run, 900)
     assert node.starts > starts
     done = events(directory)

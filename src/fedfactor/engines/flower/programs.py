@@ -21,6 +21,10 @@ START = 120.0
 """Seconds that a program may take to start on a busy machine."""
 
 
+TASK_POLL = 0.5
+"""Seconds after which a SuperExec looks for the next message again; Flower's default is 1."""
+
+
 class DeploymentError(RuntimeError):
     """One of Flower's programs could not be started, or ended too early; the message says which and why."""
 
@@ -32,6 +36,7 @@ def environment(home: Path) -> dict[str, str]:
     here = [str(Path(entry or ".").resolve()) for entry in folders if not entry.endswith(".zip")]
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
     return {
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL),
         **os.environ,
         **QUIET,
         "FLWR_HOME": str(home),
@@ -79,7 +84,8 @@ def node_command(
     """
     home.mkdir(parents=True, exist_ok=True)
     (home / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    command = [script("flower-supernode"), "--superlink", address, "--root-certificates", str(authority)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("supernode.py"))]
+    command += ["--superlink", address, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     return [*command, "--node-config", str(home / "node.toml")]
 

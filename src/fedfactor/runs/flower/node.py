@@ -67,8 +67,13 @@ class ClientNode:
             "client": self.client,
             "capacity": float(capacity),
             "facts": json.dumps(self._task()[1]) if self.own_data else "",
+            "samples": self._samples() if self.own_data else 0,
             "base": self._task()[0].base_sha256 if may_have_base(resolve_text(self.recipe)) else "",
         }
+
+    def _samples(self) -> int:
+        setup, _ = self._task()
+        return 1 if setup.privacy else count(setup.task.data.of(0))  # the same for all numbers: the data are its own
 
     @property
     def client(self) -> int | str:
