@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import HTTPException
 from flwr.app import Message
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.server.superlink.linkstate import sql_linkstate
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.superlink import main
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fedfactor.engines.flower import adapter, superlink
@@ -96,10 +103,6 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_read(name: str, most
 def test_a_request_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(superlink, "SECONDS", 0.05)
 
-    class Endless(list[bytes]):
-        def __bool__(self) -> bool:
-            return True
-
     sent = list[Any]()
 
     async def receive() -> Any:
@@ -147,6 +150,30 @@ def test_one_machine_cannot_have_many_requests_under_way() -> None:
     assert statuses.count(200) == superlink.MOST_REQUESTS + 41
 
 
+def test_a_hostile_client_of_the_real_application_is_refused() -> None:
+    read = list[int]()
+
+    async def endless() -> AsyncIterator[bytes]:
+        for number in range(1000):
+            read.append(number)
+            yield b"x" * PIECE
+
+    async def attack() -> None:
+        guarded = superlink.LocalOnly(Bounded(main.create_app()))
+        transport = httpx.ASGITransport(guarded, client=(ELSEWHERE, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://superlink") as client:
+            flood = await client.post("/v1/fleet/push-messages", content=b"x" * (LONGEST_REQUEST + 1))
+            assert flood.status_code == 413 and "longer than" in flood.text
+            stream = await client.post("/v1/fleet/push-object", content=endless())
+            assert stream.status_code == 413 and len(read) < 4
+            assert (await client.post("/v1/control/start-run", content=b"")).status_code == 403
+            assert (await client.get("/health")).status_code == 200
+            passed = await client.post("/v1/fleet/push-messages", content=b"x" * LONGEST_REQUEST)
+            assert passed.status_code == 415, "Flower itself has read it, and misses the type of its content"
+
+    asyncio.run(attack())
+
+
 # An announced answer must fit the message that it answers.
 
 
@@ -174,6 +201,17 @@ def test_an_answer_may_be_as_long_as_the_longest_valid_one() -> None:
         count, most = len(taken_apart(reply)), superlink.most_objects(sent.metadata.group_id)
         assert count == most, "no more is allowed than such an answer has"
     assert superlink.most_objects("7") == superlink.most_objects("") == float("inf"), "a message of another app"
+
+
+def test_both_of_flowers_stores_tell_the_group_of_a_message() -> None:
+    assert superlink.group_of(state_of("g"), "m") == "g" and superlink.group_of(state_of("g"), "other") is None
+    assert "message_ins_store" in vars(InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore()))
+    columns = {column.name: None for column in sql_linkstate.MessageInsModel.__table__.columns}
+    row = sql_linkstate._message_model_to_dict(sql_linkstate.MessageInsModel(**{**columns, "group_id": "g"}))
+    assert row["group_id"] == "g"
+    state = SimpleNamespace(get_valid_message_ins={"m": row}.get)
+    assert superlink.group_of(state, "m") == "g" and superlink.group_of(state, "other") is None
+    assert "message_id" in inspect.signature(sql_linkstate.SqlLinkState.get_valid_message_ins).parameters
 
 
 def test_answers_that_are_too_long_unasked_or_repeated_are_refused() -> None:

@@ -20,7 +20,7 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import SHA256, receipt, receipt_sha256
 
 SHORTEST_PAUSE = 0.01
-MOST_UNANSWERED = 2
+MOST_UNANSWERED = 3
 """Jobs of a node that may be unanswered when it gets another one; the SuperLink keeps each until it expires."""
 
 
