@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import code_up, prefixed
 from fedfactor.protocol.message import LONGEST_HEADER, BadMessage, Message
@@ -73,7 +74,8 @@ def test_the_longest_reply_is_a_valid_upload_with_the_longest_header(codec: str)
     room = longest_reply(setup(codec), "train", sent(codec)) - 8 - LONGEST_HEADER
     assert room == sum(tensor.nbytes for tensor in tensors.values())
     assert longest_reply(setup(codec), "evaluate", sent(codec)) == 8 + LONGEST_HEADER
-    assert longest_reply(setup(codec), "calibrate", sent(codec)) == 8 + LONGEST_HEADER, "a network without norms"
+    statistics = 2 * 4 * sum(norm.num_features for norm in batch_norms(setup(codec).network(1.0)).values())
+    assert longest_reply(setup(codec), "calibrate", sent(codec)) == 8 + LONGEST_HEADER + statistics > 8 + LONGEST_HEADER
 
 
 BIAS = "model/hidden.bias"  # 32 numbers

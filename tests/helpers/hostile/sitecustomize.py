@@ -29,6 +29,8 @@ def lying(real: Any) -> Any:
             fields["client"] = (fields["client"] + 1) % 4
         elif BEHAVIOUR == "garbage":
             return b"\x00garbage" * 100, new
+        elif BEHAVIOUR == "large":
+            return reply + os.urandom(64 << 20), new
         elif BEHAVIOUR == "sleep":
             time.sleep(float(os.environ["HOSTILE_SECONDS"]))
         else:
