@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import HTTPException
 from flwr.app import Message
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.server.superlink.linkstate import sql_linkstate
@@ -20,6 +19,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.superlink import main
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.exceptions import HTTPException
 
 from fedfactor.engines.flower import adapter, superlink
 from fedfactor.engines.flower.superlink import LONGEST_PIECE, LONGEST_REQUEST, PIECE, AnnouncedAnswers, Bounded

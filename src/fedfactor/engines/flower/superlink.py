@@ -20,11 +20,11 @@ from importlib import import_module
 from typing import Any
 
 import uvicorn
-from fastapi import HTTPException
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.fleet import fleet_handlers
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 FLEET = "/v1/fleet/"
