@@ -28,7 +28,7 @@ RECIPE: dict[str, Any] = {
     "partition": {"kind": "iid", "clients": NODES},
     "model": {"name": "resnet18", "channels": 1},
     "method": {"name": "fedpara", "gamma": 0.1},
-    "train": {"rounds": ROUNDS, "cohort": NODES, "epochs": 1, "batch_size": 64, "lr": 0.01},
+    "train": {"rounds": ROUNDS, "cohort": NODES, "local_steps": 5, "batch_size": 64, "lr": 0.01},
     "evaluate": {"every": 0},
 }
 
