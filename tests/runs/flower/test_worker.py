@@ -42,7 +42,7 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_run_with_workers_gives_the_same_bits(socket: Path, tmp_path: Path) -> None:
-    chosen = recipe("pfedpara", train={"rounds": 2})
+    chosen = recipe("pfedpara", train={"rounds": 2, "cohort": 2}, evaluate={"every": 0})
     found = outcome(Deployment(tmp_path, chosen).serve())
     expected = outcome(run(chosen))
     assert {key: found[key] for key in expected if key != "events"} == {
@@ -94,7 +94,7 @@ def test_data_are_loaded_once_per_run(tmp_path: Path) -> None:
 
 def jobs_of(folder: Path) -> list[tuple[dict[str, Any], bytes]]:
     """Return the requests that one round makes of a worker."""
-    deployed = Deployment(folder, recipe("pfedpara", train={"rounds": 1}))
+    deployed = Deployment(folder, recipe("pfedpara", train={"rounds": 1}, evaluate={"every": 0}))
     deployed.serve()
     found = []
     for message in deployed.grid.pushed:
