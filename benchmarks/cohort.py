@@ -109,6 +109,9 @@ class Everybody:
         """Return the node of a client."""
         return client + 1
 
+    def samples_of(self, client: int) -> None:
+        """Know nothing about the data of a client."""
+
 
 def _engine(name: str) -> Any:
     if name == "pool":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 from fedfactor.cli.flower import app as commands
 from fedfactor.cli.main import app
+from fedfactor.engines.flower.control import RegisteredNode
 from fedfactor.engines.flower.programs import DeploymentError
 from tests.helpers.grid import recipe
 
@@ -80,3 +83,26 @@ def test_commands_say_what_is_missing(
     Path("garbage.crt").write_text("garbage")
     with pytest.raises((ValueError, DeploymentError), match=reason):
         CliRunner().invoke(commands, words, catch_exceptions=False)
+
+
+def test_status_names_nodes_that_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Link:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *_: None  # noqa: E731
+
+        def nodes(self) -> list[RegisteredNode]:
+            return [RegisteredNode(7, "ward", "online", b"k"), RegisteredNode(8, "clinic", "online", b"l")]
+
+    monkeypatch.setattr("fedfactor.engines.flower.control.Control", Link)
+    (tmp_path / "ca.crt").touch()
+    clients = {str(i): {"name": "", "key": hashlib.sha256(key).hexdigest()} for i, key in enumerate([b"k", b"l"])}
+    (tmp_path / "flower.json").write_text(json.dumps({"clients": clients, "start": {}, "run": "r"}))
+    lines = [{"event": "round"}, {"event": "round", "left_out": [1]}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"left_out": [0')
+    words = ["flower", "status", "--site", str(tmp_path), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "clients left out because of invalid replies: 1" in done.output.replace("\n", " ")
+    assert "1, left out" in done.output and "0, left out" not in done.output

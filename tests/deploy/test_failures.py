@@ -31,9 +31,9 @@ pytestmark = pytest.mark.deploy
 
 
 def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
-    liars = {1: "nan", 2: "shape", 3: "foreign", 4: "garbage", 5: "sleep"}
+    liars = {1: "nan", 2: "shape", 3: "foreign", 4: "garbage", 5: "sleep", 6: "large"}
     one = recipe(
-        "fedpara", rounds=1, clients=6, train={"rounds": 1, "cohort": 6, "batch_size": 32, "lr": 0.05, "quorum": 0.1}
+        "fedpara", rounds=1, clients=7, train={"rounds": 1, "cohort": 7, "batch_size": 32, "lr": 0.05, "quorum": 0.1}
     )
     with Deployment(tmp_path / "flower") as deployment:
         app = write_app(one, tmp_path / "app", tmp_path / "run", config={"deadline": 60.0})
@@ -43,6 +43,10 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
             with lying(behaviour, seconds=3600):
                 deployment.join(str(client), {"client": client, "state-dir": str(tmp_path / "states")})
         finish(deployment, run)
+        assert deployment.superlink is not None
+        assert '"POST /v1/fleet/push-messages HTTP/1.1" 413' in deployment.superlink.output()
+        large = (deployment.logs / "node-6.log").read_text()
+    assert "the answer has 19 pieces, the message allows 6" in large or "413" in large, large[-2000:]
     (event,) = events(tmp_path / "run")
     reasons = {failure["client"]: failure["reason"] for failure in event["failures"]}
     assert sorted(reasons) == sorted(liars)
@@ -50,7 +54,7 @@ def test_liars_and_sleepers_cost_their_own_updates(tmp_path: Path) -> None:
     assert "expected torch.float32 [" in reasons[2]
     assert "got a reply of kind" in reasons[3]
     assert "header" in reasons[4]
-    assert reasons[5] == "did not answer within 60 seconds"
+    assert reasons[5] == reasons[6] == "did not answer within 60 seconds"
     found = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert found["weights_sha256"] == inline(one, without=liars)["weights_sha256"]
 
@@ -70,7 +74,7 @@ def test_a_node_killed_in_the_middle_of_a_round_comes_back_with_its_private_stat
     # In the middle: its ClientApp is at work.
     supervisor = node.program.supervisor
     wait_for(lambda: _runs("flwr-clientapp", supervisor), 400, "the next job")
-    os.kill(process_named("flower-supernode", supervisor), signal.SIGKILL)
+    os.kill(process_named("supernode.py", supervisor), signal.SIGKILL)
     finish(deployment, run, 900)
     assert node.starts > starts
     done = events(directory)

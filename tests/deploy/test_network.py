@@ -36,14 +36,14 @@ def test_flower_local_calls_nobody_outside_installs_nothing_and_leaves_nothing_b
     assert not (tmp_path / "run" / "flower").exists()
     seen = told(log)
     by = " ".join(line["by"] for line in seen)
-    for program in ("superlink.py", "flower-superexec", "flwr-serverapp", "flower-supernode", "flwr-clientapp"):
+    for program in ("superlink.py", "flower-superexec", "flwr-serverapp", "supernode.py", "flwr-clientapp"):
         assert program in by, f"{program} was not watched"
     calls = {line["to"] for line in seen if line["event"] != "subprocess.Popen"}
     assert calls
     assert all(is_here(call) for call in calls), calls
     started = {Path(line["to"].split()[0]).name for line in seen if line["event"] == "subprocess.Popen"}
-    flowers = {"flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp"}
-    python = Path(sys.executable).name  # which runs our superlink.py
+    flowers = {"flower-superexec", "flwr-serverapp", "flwr-clientapp"}
+    python = Path(sys.executable).name  # which runs our superlink.py, supernode.py and worker
     assert started == {*flowers, python, "uname", "file"}, started  # the last two by Python's own platform module
 
 

@@ -73,8 +73,7 @@ def finish(deployment: Deployment, run: int, seconds: float = 900) -> RunProgres
     found = list[RunProgress]()
 
     def done() -> bool:
-        for node in deployment.nodes.values():
-            node.poll()
+        deployment.poll()
         found[:] = [deployment.control.progress(run)]
         return found[0].finished
 

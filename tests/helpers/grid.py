@@ -17,7 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfactor.engines.flower.adapter import unpack  # also keeps flwr quiet, before anything of it acts
+from fedfactor.engines.flower.adapter import GROUP, unpack  # also keeps flwr quiet, before anything of it acts
 from fedfactor.protocol.message import decode
 from fedfactor.runs.flower.app import write_app
 from fedfactor.runs.flower.client_app import app
@@ -98,6 +98,8 @@ class LocalGrid(Grid):
             reply = app(message, self.contexts[node])
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
+        longest = int(message.metadata.group_id.removeprefix(GROUP))
+        assert len(unpack(reply.content)[0] or b"") <= longest, "the SuperLink would refuse it"
         if kind_of(message) == "store":
             return None if node in self.full else reply
         change = self.tamper.get(node)

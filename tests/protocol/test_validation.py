@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.coding import code_up, prefixed
-from fedfactor.protocol.message import BadMessage, Message
+from fedfactor.protocol.message import LONGEST_HEADER, BadMessage, Message
 from fedfactor.protocol.method import Participant, shared_names
 from fedfactor.protocol.plan import whole_plan
 from fedfactor.protocol.setup import Setup
@@ -26,6 +27,7 @@ from fedfactor.protocol.validation import (
     check_report,
     check_statistics,
     check_upload,
+    longest_reply,
 )
 from tests.helpers.tiny import Tiny, run
 
@@ -64,6 +66,16 @@ def test_a_valid_upload_is_decoded(codec: str) -> None:
     assert not {"fc.weight", "fc.bias"} & set(reply.tensors)
     assert reply.tensors.keys() == sent().reference.keys()
     torch.testing.assert_close(reply.tensors["hidden.bias"], reply.reference["hidden.bias"] + 0.5, atol=0.005, rtol=0)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "topk"])
+def test_the_longest_reply_is_a_valid_upload_with_the_longest_header(codec: str) -> None:
+    tensors = uploaded(codec)
+    room = longest_reply(setup(codec), "train", sent(codec)) - 8 - LONGEST_HEADER
+    assert room == sum(tensor.nbytes for tensor in tensors.values())
+    assert longest_reply(setup(codec), "evaluate", sent(codec)) == 8 + LONGEST_HEADER
+    statistics = 2 * 4 * sum(norm.num_features for norm in batch_norms(setup(codec).network(1.0)).values())
+    assert longest_reply(setup(codec), "calibrate", sent(codec)) == 8 + LONGEST_HEADER + statistics > 8 + LONGEST_HEADER
 
 
 BIAS = "model/hidden.bias"  # 32 numbers

@@ -129,11 +129,11 @@ def status(
 ) -> None:
     """Show which nodes may join, which are online and how far the run is. Works on the server's machine."""
     from fedfactor.engines.flower.control import Control
-    from fedfactor.runs.directory import ENROLLED, committed, lacking
+    from fedfactor.runs.directory import ENROLLED, committed, lacking, left_out
 
     if not (site / "ca.crt").exists():
         raise ValueError(f"{site / 'ca.crt'} does not exist: --site must be the folder that `fedfactor flower up` made")
-    numbers = {}
+    numbers, excluded = {}, [] if out is None else left_out(out)
     if out is not None and (out / ENROLLED).exists():
         clients = json.loads((out / ENROLLED).read_text())["clients"]
         numbers = {client["key"]: number for number, client in clients.items()}
@@ -141,11 +141,14 @@ def status(
         table = Table("node", "status", "client", "Flower's id")
         for node in control.nodes():
             client = numbers.get(hashlib.sha256(node.key).hexdigest(), "")
-            table.add_row(node.name, node.status, client, str(node.id))
+            note = ", left out" if client and int(client) in excluded else ""
+            table.add_row(node.name, node.status, f"{client}{note}", str(node.id))
         console.print(table)
     if out is not None:
         done = "finished" if (out / "summary.json").exists() else "not finished"
         tell(f"{out}: round {max(committed(out), 0)} is committed, {done}")
+        if excluded:
+            tell(f"clients left out because of invalid replies: {', '.join(map(str, excluded))}")
         if missed := lacking(out):
             tell(f"clients without the last model: {', '.join(map(str, missed))}")
 

@@ -17,6 +17,8 @@ class Job:
     client: int
     message: Bytes
     state: Bytes | None
+    longest: int | None = None
+    """Bytes of the longest valid reply; `None` if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ class Done:
     """How long the client worked, in seconds."""
     late: bool = False
     """Whether this is the answer to a job of an earlier round, which arrived too late to be used."""
+    fault: bool = False
+    """Whether the failure is an answer that no honest client sends."""
 
 
 class Engine(Protocol):
     """Runs jobs in any order; the federation aggregates the results in the order of the cohort.
 
     An engine whose attribute `shares_memory` is true has workers on this machine with all data: they also measure the
-    server's model.
+    server's model. An engine with a method `most_samples(client)` knows how many examples a client has at most.
     """
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from fedfactor.profile import timed
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.wire import BadMessage as BadMessage
+from fedfactor.protocol.wire import Bytes as Bytes
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -39,14 +41,6 @@ LONGEST_HEADER = 1 << 20
 """Bytes; enough for about ten thousand tensors. Parsing JSON needs many times its length in memory."""
 MOST_ELEMENTS = 1 << 48
 MOST_AXES = 16
-
-
-Bytes = bytes | bytearray | memoryview
-"""An encoded message. Tensors decoded from a writable buffer are views of it."""
-
-
-class BadMessage(ValueError):
-    """Bytes are not a message, or not the expected one; the text says why."""
 
 
 class NotFinite(BadMessage):

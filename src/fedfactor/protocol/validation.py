@@ -13,7 +13,7 @@ from torch import nn
 from fedfactor.nn import outer_layers
 from fedfactor.nn.norms import batch_norms
 from fedfactor.protocol.coding import decode_up, expected_up, sections
-from fedfactor.protocol.message import BadMessage, Message, NotFinite, expect
+from fedfactor.protocol.message import LONGEST_HEADER, BadMessage, Message, NotFinite, expect
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.plan import Plan, Reply, Tensors
 from fedfactor.protocol.setup import Setup
@@ -99,10 +99,14 @@ MOST_SAMPLES = 1 << 31
 
 def check_statistics(message: Message, network: nn.Module) -> None:
     """Raise BadMessage if the tensors of a calibration do not fit the network's batch norms."""
+    expect(message.tensors, _statistics(network), "statistics")
+
+
+def _statistics(network: nn.Module) -> Tensors:
+    """Return tensors with the names, shapes and dtypes that a calibration must have."""
     dtype = next(network.parameters()).dtype
     norms = batch_norms(network).items()
-    wanted = {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
-    expect(message.tensors, wanted, "statistics")
+    return {name: torch.empty(2, norm.num_features, dtype=dtype, device="meta") for name, norm in norms}
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,18 @@ class SentJob:
     """The download as the client decodes it."""
     extras: Tensors
     """Tensors that the optimizer sent with the model."""
+
+
+def longest_reply(setup: Setup, kind: str, sent: SentJob) -> int:
+    """Return the bytes of the longest valid reply to a job of this kind."""
+    wanted: list[Tensors] = []
+    if kind == "train":
+        reference = setup.uploaded(sent.who.capacity, sent.reference)
+        wanted.append(expected_up(setup.codec, setup.trained(sent.who.capacity), reference))
+        wanted.append(setup.optimizer.expected(sent.extras))
+    elif kind == "calibrate":
+        wanted.append(_statistics(setup.network(sent.who.capacity)))
+    return 8 + LONGEST_HEADER + sum(tensor.nbytes for tensors in wanted for tensor in tensors.values())
 
 
 def check_upload(setup: Setup, message: Message, sent: SentJob, round: int) -> tuple[Reply, dict[str, Any]]:

@@ -165,6 +165,15 @@ def lacking(directory: Path) -> list[int]:
     return sorted(int(number) for number, client in clients.items() if client.get("model", now) != now)
 
 
+def left_out(directory: Path) -> list[int]:
+    """Return the clients that a run does not ask any more because they sent invalid replies."""
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    rounds = [line for line in lines if line.endswith("\n") and '"left_out"' in line]
+    found: list[int] = json.loads(rounds[-1])["left_out"] if rounds else []
+    return found
+
+
 def reported(capacities: Capacities, directory: Path) -> Capacities:
     """Return capacities with those that the run's clients reported, if they reported any."""
     path = directory / ENROLLED

@@ -19,7 +19,14 @@ from fedfactor.protocol.plan import Reply, Tensors, pull
 from fedfactor.protocol.settings import Capacities, Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import HeldTensors, States
-from fedfactor.protocol.validation import DIVERGED, SentJob, check_report, check_statistics, check_upload
+from fedfactor.protocol.validation import (
+    DIVERGED,
+    SentJob,
+    check_report,
+    check_statistics,
+    check_upload,
+    longest_reply,
+)
 from fedfactor.rng import torch_rng
 from fedfactor.server.spool import Spool
 from fedfactor.server.state import Server
@@ -204,7 +211,7 @@ class Dispatch:
         setup, training, round = self._setup.at(server.round), self._setup.training, server.round
         held = HeldTensors(store, "server")
         broadcast = setup.optimizer.broadcast(server.optimizer) if kind == "train" else {}
-        missed = self.missed_moves(server, store)
+        missed, longest = self.missed_moves(server, store), dict[float, int]()
 
         def prepared(who: Participant) -> tuple[SentJob, Tensors]:
             network, trained = setup.network(who.capacity), setup.trained(who.capacity)
@@ -239,7 +246,9 @@ class Dispatch:
             message = encoder.encode(kind, fields)
             if sent is not None:
                 sent.put(job, len(message), partial(prepared, who))
-            yield Job(who.client, message, store.read("client", who.client))
+            if who.capacity not in longest:
+                longest[who.capacity] = longest_reply(setup, kind, job)
+            yield Job(who.client, message, store.read("client", who.client), longest[who.capacity])
 
     def missed_moves(self, server: Server, store: States) -> Callable[[int], Tensors]:
         """Return a function from a client to the part of its job with the moves of the base that it has missed."""
@@ -303,11 +312,19 @@ class Dispatch:
     def _accept(self, done: Done, sent: SentJob, round: int) -> Outcome:
         """Decode and validate one reply. An invalid reply becomes a Failure of this client; the round goes on."""
         if done.reply is None:
-            return Failure(done.client, done.failure)
+            return Failure(done.client, done.failure, done.fault)
         try:
-            return check_upload(self._setup.at(round), decode(done.reply), sent, round)
+            return check_upload(self._setup.at(round), self._decoded(done.client, done.reply), sent, round)
         except BadMessage as error:
             return Failure(done.client, str(error), fault=not str(error).startswith(DIVERGED))
+
+    def _decoded(self, client: int, reply: Bytes) -> Message:
+        """Decode a reply. A client counts for no more examples than the engine knows it to have."""
+        message = decode(reply)
+        most = getattr(self._engine, "most_samples", lambda client: None)(client)
+        if most is not None and type(message.fields.get("samples")) is int:
+            message.fields["samples"] = min(message.fields["samples"], most)
+        return message
 
     def gather(self, kind: str, answer: str, server: Server, clients: Sequence[Participant], store: States) -> Gathered:
         """Send evaluation, calibration or storing jobs for the server's current model, and return the valid replies.
@@ -331,7 +348,7 @@ class Dispatch:
             try:
                 if done.client not in asked:
                     raise BadMessage("was not asked")
-                message = decode(done.reply or b"")
+                message = self._decoded(done.client, done.reply or b"")
                 check_report(setup.task, answer, message, asked[done.client], server.round)
                 if answer == "calibrated":
                     check_statistics(message, setup.network(asked[done.client].capacity))

@@ -15,12 +15,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedfactor import load
 from fedfactor.engines.flower.adapter import pack, unpack
+from fedfactor.engines.flower.engine import MOST_UNANSWERED
 from fedfactor.protocol.coding import sections
 from fedfactor.protocol.message import Message as Wire
 from fedfactor.protocol.message import decode, encode
 from fedfactor.protocol.states import RECEIPT, Elsewhere
 from fedfactor.registry import entries
-from fedfactor.runs.directory import RunError
+from fedfactor.runs.directory import RunError, left_out
 from fedfactor.runs.execute import run as run_inline
 from fedfactor.runs.recipe import Recipe
 from fedfactor.server.result import Result
@@ -97,7 +98,7 @@ def test_no_private_tensor_leaves_a_node(tmp_path: Path) -> None:
     assert private
     for message in deployed.grid.pulled:
         data, fields = unpack(message.content)
-        assert set(fields) <= {"state", "seconds", "fedfactor", "client", "capacity", "facts", "base"}
+        assert set(fields) <= {"state", "seconds", "fedfactor", "client", "capacity", "facts", "samples", "base"}
         if data is not None:
             assert not private & set(sections(decode(data).tensors).get("model", {}))
     kept = [path for path in (deployed.run_dir / "checkpoint" / "client").rglob("*.*") if path.is_file()]
@@ -380,3 +381,49 @@ def test_a_client_cannot_claim_to_have_worked_longer_than_it_was_asked_for(tmp_p
     deployed = Deployment(tmp_path, recipe(train={"rounds": 1}))
     deployed.grid.tamper[FIRST_ID] = time_that_cannot_be
     assert deployed.serve().history[-1]["link_seconds"]["50"] < 30
+
+
+def test_a_silent_node_gets_a_few_jobs_and_is_asked_again_once_it_has_answered(tmp_path: Path) -> None:
+    deployed = Deployment(tmp_path, recipe("fedavg", train={"rounds": 5}, evaluate={"every": 0}), deadline=0.05)
+    silent = FIRST_ID + 3
+    deployed.grid.tamper[silent] = lambda message, reply: None
+    result = deployed.serve()
+    reasons = [failure["reason"] for event in result.history[1:] for failure in event["failures"]]
+    assert reasons[:3] == ["did not answer within 0.05 seconds"] * MOST_UNANSWERED
+    assert reasons[3:] == ["has not answered its last 3 jobs, and gets no other one until it has"] * 2
+    jobs = [message for message in deployed.grid.pushed if message.metadata.dst_node_id == silent]
+    assert len([job for job in jobs if kind_of(job) == "train"]) == MOST_UNANSWERED
+
+
+@pytest.mark.parametrize("how", ["another node", "no fields", "objects that are none"])
+def test_answers_that_no_honest_node_sends_are_strikes(how: str, tmp_path: Path) -> None:
+    chosen = recipe("fedavg", train={"rounds": 3}, aggregation={"strikes": 2}, evaluate={"every": 0})
+    deployed, tamper = Deployment(tmp_path, chosen), HOSTILE[how][0]
+    if tamper in OF_BYTES:
+        broken = cast(Callable[[dict[str, bytes]], dict[str, bytes]], tamper)
+        deployed.grid.damage[FIRST_ID + 3] = lambda contents: broken(contents) if begun(deployed) else contents
+    else:
+        deployed.grid.tamper[FIRST_ID + 3] = cast(Tamper, tamper)
+    result = deployed.serve()
+    assert result.summary["totals"]["failures"] == 2 and result.history[-1]["left_out"] == [3]
+    assert left_out(deployed.run_dir) == [3]
+
+
+@pytest.mark.parametrize("data", ["recipe", "nodes"])
+def test_a_node_counts_for_no_more_examples_than_it_enrolled_with(data: str, tmp_path: Path) -> None:
+    chosen = recipe("fedavg", train={"rounds": 1}, partition={"train_share": 1.0}, evaluate={"every": 0})
+    own = {"data": "digits"} if data == "nodes" else {}
+    configs = [{"client": i, **own, **({"data-options": f'{{"split_seed": {i}}}'} if own else {})} for i in range(4)]
+
+    def liar(upload: Wire) -> Wire:
+        return Wire(upload.kind, {**upload.fields, "samples": 10**6}, upload.tensors)
+
+    found = []
+    for lies in (False, True):
+        deployed = Deployment(tmp_path / str(lies), chosen, configs=configs, data=data)
+        if lies:
+            deployed.grid.tamper[FIRST_ID + 3] = changed(liar)
+        found.append(deployed.serve().summary["weights_sha256"])
+        enrolled = json.loads((deployed.run_dir / "flower.json").read_text())["samples"]
+        assert (len(enrolled) == 4 and min(enrolled.values()) > 0) if own else enrolled == {}
+    assert found[0] == found[1]

@@ -29,6 +29,8 @@ def lying(real: Any) -> Any:
             fields["client"] = (fields["client"] + 1) % 4
         elif BEHAVIOUR == "garbage":
             return b"\x00garbage" * 100, new
+        elif BEHAVIOUR == "large":
+            return reply + os.urandom(64 << 20), new
         elif BEHAVIOUR == "sleep":
             time.sleep(float(os.environ["HOSTILE_SECONDS"]))
         else:
@@ -58,4 +60,5 @@ class Lies(importlib.abc.MetaPathFinder):
 
 
 if BEHAVIOUR and any(Path(word).name == "flwr-clientapp" for word in sys.orig_argv):
+    os.environ.pop("FEDFACTOR_WORKER", None)  # its worker would not lie
     sys.meta_path.insert(0, Lies())

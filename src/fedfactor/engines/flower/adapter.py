@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedfactor.protocol.message import BadMessage, Bytes
+from fedfactor.protocol.wire import BadMessage, Bytes
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -102,8 +102,12 @@ def nodes(grid: Grid) -> list[ConnectedNode]:
     return sorted(found, key=lambda node: node.id)
 
 
-def instruction(content: RecordDict, node: int, kind: str, ttl: float) -> Message:
-    """Return a message to a node; Flower drops it after `ttl` seconds.
+GROUP = "fedfactor-longest-"
+"""Start of the group of our messages; the bytes of the longest valid answer follow, for the SuperLink's guard."""
+
+
+def instruction(content: RecordDict, node: int, kind: str, ttl: float, longest: int | None) -> Message:
+    """Return a message to a node; Flower drops it after `ttl` seconds, and the SuperLink refuses longer answers.
 
     Flower's message id is a hash of the message, and anyone who knows the id could answer in the node's place. A random
     field makes the id impossible to guess.
@@ -111,7 +115,7 @@ def instruction(content: RecordDict, node: int, kind: str, ttl: float) -> Messag
     fields = content["fields"]
     assert isinstance(fields, ConfigRecord)
     fields["once"] = secrets.token_hex(16)  # `content.config_records` would keep the content in memory: it has a cycle
-    return Message(content, node, kind, ttl=ttl)
+    return Message(content, node, kind, ttl=ttl, group_id="" if longest is None else f"{GROUP}{longest}")
 
 
 def push(grid: Grid, message: Message) -> str | None:
@@ -130,6 +134,8 @@ class NodeAnswer:
     """Id of the sender according to the answer itself; meaningless in errors."""
     content: RecordDict | None
     error: str = ""
+    fault: bool = False
+    """Whether the error is an answer that cannot be read."""
 
 
 class Inbox:
@@ -183,7 +189,7 @@ class _Pull:
             self._error = error  # the connection to the SuperLink failed
         except Exception as error:  # the node's answer is faulty
             reason = f"its answer cannot be read ({type(error).__name__}: {error})"
-            self._found = [NodeAnswer(self._number, 0, None, reason)]
+            self._found = [NodeAnswer(self._number, 0, None, reason, fault=True)]
         except BaseException as error:
             self._error = error
 

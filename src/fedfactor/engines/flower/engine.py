@@ -20,6 +20,8 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import SHA256, receipt, receipt_sha256
 
 SHORTEST_PAUSE = 0.01
+MOST_UNANSWERED = 3
+"""Jobs of a node that may be unanswered when it gets another one; the SuperLink keeps each until it expires."""
 
 
 class Unsent(RuntimeError):
@@ -92,6 +94,10 @@ class FlowerEngine:
         for sent in waiting.values():
             yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
 
+    def most_samples(self, client: int) -> int | None:
+        """Return the number of examples that a client enrolled with; `None` if it is not known."""
+        return self.roster.samples_of(client)
+
     def _answers(self, waiting: dict[str, Sent]) -> Iterator[Done]:
         """Yield the results that have arrived. An answer is pulled when the one before it has been used."""
         for answer in self._inbox.pull(self.grid, [*waiting, *self._late]):
@@ -111,6 +117,9 @@ class FlowerEngine:
         node = self.roster.here.get(job.client)
         if node is None:
             raise Unsent("is not connected")
+        silent = sum(sent.node == node for sent in self._late.values())
+        if silent >= MOST_UNANSWERED:
+            raise Unsent(f"has not answered its last {silent} jobs, and gets no other one until it has")
         base = "" if job.state is None else receipt_sha256(job.state)
         if base is None:
             raise ValueError(
@@ -118,7 +127,7 @@ class FlowerEngine:
                 "must be resumed there, because private states are not sent to other machines"
             )
         fields: dict[str, str | bool] = {"run": self.roster.run, "state": base, "restart": self.restart_lost}
-        message = instruction(pack(job.message, fields), node, "train", self._life)
+        message = instruction(pack(job.message, fields), node, "train", self._life, job.longest)
         number = push(self.grid, message)
         if number is None:
             raise Unsent("the SuperLink did not accept the message")
@@ -127,7 +136,7 @@ class FlowerEngine:
     def _done(self, sent: Sent, answer: NodeAnswer) -> Done:
         """Return the result in an answer; a faulty answer becomes a failure of this client only."""
         if answer.content is None:
-            return Done(sent.client, None, failure=answer.error)
+            return Done(sent.client, None, failure=answer.error, fault=answer.fault)
         try:
             if answer.node != sent.node:
                 raise BadMessage(f"node {answer.node} answered instead of node {sent.node}")
@@ -135,12 +144,12 @@ class FlowerEngine:
             if "failure" in fields or data is None:
                 if fields.get("stranger") is True:
                     self.roster.forget(sent.node)
-                raise BadMessage(str(fields.get("failure", "the answer is empty")))
+                return Done(sent.client, None, failure=str(fields.get("failure", "the answer is empty")))
             state, seconds = fields.get("state"), fields.get("seconds")
             if not isinstance(state, str) or not (state == "" or SHA256.fullmatch(state)):
                 raise BadMessage("the answer does not name the client's new state by its SHA-256")
         except BadMessage as error:
-            return Done(sent.client, None, failure=str(error))
+            return Done(sent.client, None, failure=str(error), fault=True)
         # As reported by the client, limited to the time since the job was sent.
         worked = seconds if isinstance(seconds, float) and math.isfinite(seconds) else 0.0
         worked = min(max(worked, 0.0), time.monotonic() - sent.at)

@@ -21,6 +21,10 @@ START = 120.0
 """Seconds that a program may take to start on a busy machine."""
 
 
+TASK_POLL = 0.5
+"""Seconds after which a SuperExec looks for the next message again; Flower's default is 1."""
+
+
 class DeploymentError(RuntimeError):
     """One of Flower's programs could not be started, or ended too early; the message says which and why."""
 
@@ -32,6 +36,7 @@ def environment(home: Path) -> dict[str, str]:
     here = [str(Path(entry or ".").resolve()) for entry in folders if not entry.endswith(".zip")]
     local = ",".join(filter(None, [os.environ.get("NO_PROXY", ""), "127.0.0.1", "localhost"]))
     return {
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(TASK_POLL),
         **os.environ,
         **QUIET,
         "FLWR_HOME": str(home),
@@ -79,7 +84,8 @@ def node_command(
     """
     home.mkdir(parents=True, exist_ok=True)
     (home / "node.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-    command = [script("flower-supernode"), "--superlink", address, "--root-certificates", str(authority)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("supernode.py"))]
+    command += ["--superlink", address, "--root-certificates", str(authority)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     return [*command, "--node-config", str(home / "node.toml")]
 
@@ -185,10 +191,17 @@ class RestartingProgram:
     """Seconds after which a program counts as up; its next pause is the shortest again."""
 
     def __init__(
-        self, name: str, command: Callable[[], Sequence[str]], home: Path, log: Path, *, grace: float = 0.0
+        self,
+        name: str,
+        command: Callable[[], Sequence[str]],
+        home: Path,
+        log: Path,
+        extra: Mapping[str, str] | None = None,
+        *,
+        grace: float = 0.0,
     ) -> None:
         """Start the program. `command` is called for each start, because a port that was free may be taken by then."""
-        self._command, self._home, self._log, self._grace = command, home, log, grace
+        self._command, self._home, self.log, self._extra, self._grace = command, home, log, extra, grace
         self.name, self.starts, self._pause, self._due = name, 0, self.SHORTEST, 0.0
         self.program: Program | None = None
         self._started, self._restarts = 0.0, True
@@ -205,13 +218,13 @@ class RestartingProgram:
             self._pause = self.SHORTEST if steady else min(2 * self._pause, self.LONGEST)
             self._due, self.program = now + self._pause, None
         elif now >= self._due:
-            self.program = Program(self.name, self._command(), self._home, self._log, grace=self._grace)
+            self.program = Program(self.name, self._command(), self._home, self.log, self._extra, grace=self._grace)
             self._started = now
             self.starts += 1
 
     def log_tail(self) -> str:
         """Return the last lines of the log, whether the program runs or not."""
-        return log_tail(self._log)
+        return log_tail(self.log)
 
     def stop_restarting(self) -> None:
         """Do not start the program again."""

@@ -11,7 +11,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from fedfactor.data.clients import Kind
 from fedfactor.engines.flower.adapter import ConnectedNode, Grid, Inbox, instruction, nodes, pack, push, unpack
 from fedfactor.protocol.message import BadMessage
 from fedfactor.protocol.states import SHA256
+from fedfactor.protocol.validation import MOST_SAMPLES
 from fedfactor.support.files import write_atomically
 
 log = logging.getLogger("fedfactor.engines.flower")
@@ -29,6 +30,8 @@ HELLO_SECONDS = 600.0
 """How long a node may take to report which client it is; it may have to load its data first."""
 LONGEST_NAME = 100
 MOST_FACTS = 1 << 16
+LONGEST_HELLO = 1 << 20
+"""Bytes of the longest answer to the question which client a node is."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Claim:
     """Description of its data if every node has its own, see `runs.tasks.facts_of`; otherwise empty."""
     base: str = ""
     """SHA-256 of the frozen base of its model; empty if the model has none."""
+    samples: int = 0
+    """Number of its training examples if it has its own data; otherwise 0."""
 
     @classmethod
     def read(cls, node: ConnectedNode, fields: Mapping[str, Any]) -> Claim:
@@ -64,7 +69,10 @@ class Claim:
         base = fields.get("base", "")
         if not isinstance(base, str) or (base and not SHA256.fullmatch(base)):
             raise BadMessage("it does not name the frozen base of its model by a SHA-256")
-        return cls(node, client, capacity or None, _facts(fields.get("facts")), base)
+        samples = fields.get("samples", 0)
+        if type(samples) is not int or not 0 <= samples <= MOST_SAMPLES:
+            raise BadMessage(f"it reports {samples!r} training examples, expected an integer up to {MOST_SAMPLES}")
+        return cls(node, client, capacity or None, _facts(fields.get("facts")), base, samples)
 
 
 def _facts(text: object) -> dict[str, Any]:
@@ -131,6 +139,10 @@ class Roster:
     """Facts fixed at the start of the run: capacities and the description of the nodes' data."""
     clients: dict[int, dict[str, str]] = field(default_factory=dict)
     """Name and key of every client that has connected so far; `model` is the round whose model it received to keep."""
+    samples: dict[int, int] = field(default_factory=dict)
+    """Number of training examples that each client with its own data reported when it first connected."""
+    known_samples: Callable[[int], int] | None = None
+    """Returns a client's number of training examples if the data are the recipe's, which the server knows too."""
     here: dict[int, int] = field(default_factory=dict)
     """Node id of each connected client, as of the last check."""
     claims: dict[int, Claim] = field(default_factory=dict)
@@ -146,6 +158,7 @@ class Roster:
                 found = json.loads(self.path.read_text())
                 self.run, self.start = found["run"], found["start"]
                 self.clients = {int(number): client for number, client in found["clients"].items()}
+                self.samples = {int(number): count for number, count in found.get("samples", {}).items()}
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{self.path} is damaged ({error!r}): restore it from a backup, or start again in another directory"
@@ -155,7 +168,7 @@ class Roster:
 
     def save(self) -> None:
         """Write the roster to its file atomically."""
-        written = {"run": self.run, "start": self.start, "clients": self.clients}
+        written = {"run": self.run, "start": self.start, "clients": self.clients, "samples": self.samples}
         write_atomically(self.path, json.dumps(written, indent=1))
 
     def gather(self, grid: Grid, wanted: int, seconds: float) -> int:
@@ -172,6 +185,10 @@ class Roster:
             if len(self.here) >= wanted or over:
                 return len(self.here)
             time.sleep(min(self.poll, max(0.0, end - time.monotonic())))
+
+    def samples_of(self, client: int) -> int | None:
+        """Return a client's number of training examples as known when it enrolled; `None` if it is not known."""
+        return self.known_samples(client) if self.known_samples else self.samples.get(client)
 
     def forget(self, node: int) -> None:
         """Forget which client a node is, so that it is asked again."""
@@ -192,7 +209,8 @@ class Roster:
         asked = {node.id for node, _ in self._asked.values()}
         for node in online.values():
             if node.id not in self.claims and node.id not in asked:
-                number = push(grid, instruction(pack(None, {"run": self.run}), node.id, "query", HELLO_SECONDS))
+                question = instruction(pack(None, {"run": self.run}), node.id, "query", HELLO_SECONDS, LONGEST_HELLO)
+                number = push(grid, question)
                 if number is not None:
                     self._asked[number] = node, now
         for answer in self._inbox.pull(grid, list(self._asked)):
@@ -220,6 +238,8 @@ class Roster:
                 self._refuse(claim.node, str(error))
                 continue
             self.clients.setdefault(client, {"name": str(claim.client), "key": claim.node.key})
+            if claim.samples:
+                self.samples.setdefault(client, claim.samples)
             self.here[client] = claim.node.id
         if len(self.clients) != before:
             self.save()

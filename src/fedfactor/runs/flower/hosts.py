@@ -16,6 +16,7 @@ logs/          output of Flower's programs
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,8 +40,9 @@ from fedfactor.engines.flower.programs import (
     stop_all,
     superlink_command,
 )
+from fedfactor.engines.flower.warm import WORKER, socket_folder
 from fedfactor.runs.directory import committed, finished, lacking
-from fedfactor.runs.flower.local import POLL, Events
+from fedfactor.runs.flower.local import POLL, Events, start_worker
 from fedfactor.runs.recipe import Recipe
 
 DAYS = 365
@@ -220,11 +222,14 @@ def join(
     log, state = GrowingFile(home / "node.log"), Path(str(config["state-dir"]))
     received = kept_models(state)
     tell(f"connecting to {address}; the log of this node is {log.path}")
+    sockets = socket_folder()
+    worker = start_worker(sockets / "worker", home, home / "worker.log")
     node = RestartingProgram(
         "this node",
         lambda: node_command(address, authority.absolute(), key.absolute(), free_port(), config, home),
         home,
         log.path,
+        {WORKER: str(sockets / "worker")},
         grace=GRACE,
     )
     said, told, looked, ever, connected = "", "", -PROBE, False, False
@@ -248,12 +253,16 @@ def join(
                 before, received = received, kept_models(state)
                 for folder in [folder for folder in received if received[folder] != before.get(folder)]:
                     tell(f"received the last model; to export it: fedfactor export {folder} -o model.safetensors")
+            if worker.program is not None and worker.program.code is not None:
+                tell(f"the worker ended with exit code {worker.program.code}; starting it again (log: {worker.log})")
             node.poll()
+            worker.poll()
             time.sleep(POLL)
     finally:
-        node.stop_restarting()
-        if node.program is not None:
-            node.program.stop()
+        for each in (node, worker):
+            each.stop_restarting()
+        stop_all([each.program for each in (node, worker) if each.program is not None])
+        shutil.rmtree(sockets)
 
 
 def kept_models(state: Path) -> dict[Path, int]:

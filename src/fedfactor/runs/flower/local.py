@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +33,7 @@ from fedfactor.engines.flower.programs import (
     superlink_command,
     until,
 )
+from fedfactor.engines.flower.warm import WORKER, socket_folder
 from fedfactor.runs.directory import check_claim, committed, locked
 from fedfactor.runs.recipe import Recipe
 
@@ -40,14 +43,25 @@ POLL = 0.5
 """Seconds between two checks of a run."""
 
 
+def start_worker(socket: Path, home: Path, log: Path) -> RestartingProgram:
+    """Start the process that works for nodes and stays loaded between their messages."""
+    command = [sys.executable, "-P", "-m", "fedfactor.runs.flower.worker", str(socket)]
+    return RestartingProgram("the worker", lambda: command, home, log)
+
+
 class Deployment:
-    """A SuperLink and its nodes on 127.0.0.1; with `simulation`, Flower simulates the nodes."""
+    """A SuperLink and its nodes on 127.0.0.1; with `simulation`, Flower simulates the nodes.
+
+    The nodes share one worker process per core.
+    """
 
     def __init__(self, home: Path, *, simulation: bool = False, database: bool = False) -> None:
         self.home, self.simulation = home, simulation
         self.logs = home / "logs"
         self.database = home / "state.db" if database else None
         self.nodes: dict[str, RestartingProgram] = {}
+        self.workers: list[RestartingProgram] = []
+        self.sockets: Path | None = None
         self.port = 0
         self.superlink: Program | None = None
         self.certificates: Certificates | None = None
@@ -75,15 +89,17 @@ class Deployment:
 
     def close(self) -> None:
         """Stop all programs and remove all files."""
-        for node in self.nodes.values():
-            node.stop_restarting()
-        running = [node.program for node in self.nodes.values() if node.program is not None]
+        restarting = [*self.nodes.values(), *self.workers]
+        for each in restarting:
+            each.stop_restarting()
+        running = [each.program for each in restarting if each.program is not None]
         stop_all([*running, *([self.superlink] if self.superlink else [])])
         if self._control is not None:
             self._control.__exit__()
             self._control = None
-        for folder in (self.home, *map(Path, filter(None, [self._extra.get("RAY_TMPDIR")]))):
-            shutil.rmtree(folder)
+        for folder in (self.home, self._extra.get("RAY_TMPDIR"), self.sockets):
+            if folder is not None:
+                shutil.rmtree(folder)
 
     @property
     def address(self) -> str:
@@ -116,6 +132,7 @@ class Deployment:
     def join(self, name: str, config: Mapping[str, str | int | float], key: Path | None = None) -> RestartingProgram:
         """Start a node; `poll` restarts it when it ends."""
         assert self.certificates is not None
+        worker = {WORKER: str(self._worker(len(self.nodes) % (os.cpu_count() or 1)))}
         address, authority, proof = self.address, self.certificates.authority, key or self.register(name)
         home = self.home / "nodes" / name
         self.nodes[name] = RestartingProgram(
@@ -123,8 +140,22 @@ class Deployment:
             lambda: node_command(address, authority, proof, free_port(), config, home),
             home,
             self.logs / f"node-{name}.log",
+            worker,
         )
         return self.nodes[name]
+
+    def _worker(self, number: int) -> Path:
+        """Return the socket of a worker, which is started first if it is missing."""
+        self.sockets = self.sockets or socket_folder()
+        socket = self.sockets / f"worker-{number}"
+        if number == len(self.workers):
+            self.workers.append(start_worker(socket, self.home / socket.name, self.logs / f"{socket.name}.log"))
+        return socket
+
+    def poll(self) -> None:
+        """Restart nodes and workers that have ended."""
+        for each in [*self.nodes.values(), *self.workers]:
+            each.poll()
 
 
 def run_local(
@@ -186,8 +217,7 @@ def _watch(deployment: Deployment, run: int, directory: Path, on_event: Callable
         assert superlink is not None
         if superlink.code is not None:
             raise DeploymentError(f"the SuperLink ended with exit code {superlink.code}: {superlink.log_tail()}")
-        for node in deployment.nodes.values():
-            node.poll()
+        deployment.poll()
         try:
             progress = deployment.control.progress(run)
         except NoAnswer:

@@ -1,7 +1,7 @@
-"""A client on a Flower node: it runs `client.work` on its own data and keeps its state on its own disk.
+"""A client on a Flower node: it runs `client.work` on its own data and keeps its state on its own disk. Needs no flwr.
 
-Flower starts a process per message, so nothing may be kept in memory between messages. A node is configured by
-`--node-config`: `client` (a number or a name), `capacity` (a share, or "measure"), `data` with `data-options` and
+Any message may be the first one or the last one of its process, so all that must last is on disk. A node is configured
+by `--node-config`: `client` (a number or a name), `capacity` (a share, or "measure"), `data` with `data-options` and
 `data-dir`, `state-dir`, `device` and `threads`.
 """
 
@@ -23,7 +23,6 @@ from fedfactor.client.descent import state_tensors
 from fedfactor.client.device_states import DeviceStates, Lost
 from fedfactor.client.work import batches, filled_network, work
 from fedfactor.data.clients import count
-from fedfactor.engines.flower.adapter import Context, Message, RecordDict, pack, unpack
 from fedfactor.protocol import message as protocol
 from fedfactor.protocol.message import BadMessage, Bytes, decode, encode
 from fedfactor.protocol.moves import Moves
@@ -53,9 +52,8 @@ class ClientNode:
     config: Config
 
     @classmethod
-    def of(cls, context: Context) -> ClientNode:
-        """Return the node that Flower's context describes."""
-        run, node = context.run_config, context.node_config
+    def of(cls, run: Config, node: Config) -> ClientNode:
+        """Return the node that the configurations of the run and of the node describe."""
         check_config(node)
         return cls(str(run["recipe"]), run["data"] == "nodes", float(run["deadline"]), dict(node))
 
@@ -69,8 +67,13 @@ class ClientNode:
             "client": self.client,
             "capacity": float(capacity),
             "facts": json.dumps(self._task()[1]) if self.own_data else "",
+            "samples": self._samples() if self.own_data else 0,
             "base": self._task()[0].base_sha256 if may_have_base(resolve_text(self.recipe)) else "",
         }
+
+    def _samples(self) -> int:
+        setup, _ = self._task()
+        return 1 if setup.privacy else count(setup.task.data.of(0))  # the same for all numbers: the data are its own
 
     @property
     def client(self) -> int | str:
@@ -90,10 +93,9 @@ class ClientNode:
                 return level
         return levels[-1]
 
-    def do(self, job: Bytes, fields: Config) -> tuple[bytes, dict[str, bool | int | float | str]]:
+    def do(self, job: Bytes, fields: Config) -> tuple[dict[str, bool | int | float | str], Bytes]:
         """Run a job from the state that it names, and write the new state to disk before the answer is sent."""
         setup, _ = self._task()
-        torch.set_num_threads(self.config.get("threads", 1))
         message = decode(job)
         client, round = message.fields["client"], message.fields["round"]
         states = self._states(fields["run"], client)
@@ -110,14 +112,14 @@ class ClientNode:
             states.settle(base or None, round)
         start = time.perf_counter()
         if message.kind == "store":
-            return bytes(self._store(states.directory, message, state)), {"state": "", "seconds": 0.0}
+            return {"state": "", "seconds": 0.0}, self._store(states.directory, message, state)
         secret = None
         if setup.privacy and setup.privacy.where == "client":
             states.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             secret = secret_seed(states.directory / "secret", fresh=True)
         reply, new = work(setup, job, state, secret)
         sha256 = states.write(round + 1, new) if new is not None else ""
-        return bytes(reply), {"state": sha256, "seconds": time.perf_counter() - start}
+        return {"state": sha256, "seconds": time.perf_counter() - start}, reply
 
     def _store(self, directory: Path, message: protocol.Message, state: Bytes | None) -> Bytes:
         """Write the client's model, which is the download and its private state, as a run directory."""
@@ -212,25 +214,25 @@ def free_bytes(device: torch.device) -> float:
     return float("inf")
 
 
-def answer(message: Message, context: Context) -> Message:
-    """Answer a message; errors are described in the answer, because Flower's own errors contain less."""
+def reply(asked: Config, job: Bytes | None) -> tuple[dict[str, bool | int | float | str], Bytes | None]:
+    """Return the fields and bytes that answer a message; a failure is described in the fields.
+
+    `asked` has the message's `kind` and `fields`, and the configurations of the `run` and of the `node`.
+    """
     try:
-        content = _answer(message.content, message.metadata.message_type, context)
+        return _reply(asked, job)
     except Exception as error:  # a failed client must not affect the others
-        reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
-        content = pack(None, {"failure": reason})
-    return Message(content, reply_to=message)
+        return {"failure": f"{type(error).__name__}: {error}"[:LONGEST_REASON]}, None
 
 
-def _answer(content: RecordDict, kind: str, context: Context) -> RecordDict:
-    node = ClientNode.of(context)
-    data, fields = unpack(content)
-    if kind == "query":
-        return pack(None, node.hello())
-    if data is None:
+def _reply(asked: Config, job: Bytes | None) -> tuple[dict[str, bool | int | float | str], Bytes | None]:
+    node = ClientNode.of(asked["run"], asked["node"])
+    torch.set_num_threads(node.config.get("threads", 1))
+    if asked["kind"] == "query":
+        return node.hello(), None
+    if job is None:
         raise BadMessage("a job without a message")
-    job = bytearray(data)  # writable, so that decoding needs no further copy
-    asked = decode(job).fields.get("client")
-    if not node.is_client(asked):
-        return pack(None, {"failure": f"this node is client {node.client}, not {asked}", "stranger": True})
-    return pack(*node.do(job, fields))
+    client = decode(job).fields.get("client")
+    if not node.is_client(client):
+        return {"failure": f"this node is client {node.client}, not {client}", "stranger": True}, None
+    return node.do(job, asked["fields"])

@@ -69,6 +69,7 @@ def serve(grid: Grid, context: Context) -> Result:
         if config["data"] == "recipe":
             task, facts = task_of(recipe, str(config["data-dir"]) or None)
             roster.population = task.data.clients
+            roster.known_samples = lambda client: len(task.data.train_of[client])
             _check_base(recipe, task, roster)
             _enrol(engine)
         else:
