@@ -274,10 +274,7 @@ class Disturbed:
             return "server"
         names = {Path(word).name for word in words}
         if any("forkserver" in word for word in words):
-            parent = process.parent()
-            below = parent is not None and any("forkserver" in word for word in words_of(parent.pid))
-            orphan = parent is not None and parent.pid == 1
-            return "worker" if below or orphan else "forkserver"
+            return "forkserver" if self.process is not None and process.ppid() == self.process.pid else "worker"
         return next((role for name, role in ROLES.items() if name in names), "helper")
 
     def sample(self, now: float) -> None:
