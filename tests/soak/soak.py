@@ -62,14 +62,16 @@ class Setting:
 
 SETTINGS = {
     "pool": Setting(
-        6, 0.5, {"worker": 20, "forkserver": 300, "server": 180, "disk": 400, "clock": 60}, full=15, loses=False
+        6, 1.0, {"worker": 20, "forkserver": 300, "server": 180, "disk": 400, "clock": 60}, full=15, loses=False
     ),
     "flower-local": Setting(
         3, 1.0,
-        {"ClientApp": 120, "SuperNode": 300, "ServerApp": 600, "SuperLink": 600, "server": 600, "disk": 600, "clock": 300},
+        {"ClientApp": 120, "SuperNode": 300, "ServerApp": 900, "SuperLink": 900, "server": 900, "disk": 900, "clock": 450},
         full=20, loses=True,
     ),
 }  # fmt: skip
+OLD = 10
+"""Minutes after which a process must have stopped growing."""
 TRAINING = ("worker", "ClientApp")
 """Processes that train: they are killed in the second half, too."""
 FARTHEST = 1500
@@ -85,13 +87,20 @@ def recipe(clients: int) -> dict[str, Any]:
     return {
         "name": "soak",
         "seed": 5,
-        "data": {"name": "digits", "test_share": 0.5},
+        "data": {"name": "digits", "test_share": 0.9},
         "partition": {"kind": "iid", "clients": clients},
         "model": {"name": "tests.helpers.tiny:Tiny"},
         "method": {"name": "pfedpara"},
         "optimizer": {"name": "scaffold"},
         "codec": {"name": "topk"},
-        "train": {"rounds": 10**6, "cohort": clients, "batch_size": 32, "lr": 0.02, "quorum": 0.1},
+        "train": {
+            "rounds": 10**6,
+            "cohort": clients,
+            "batch_size": 32,
+            "lr": 0.005,
+            "max_grad_norm": 1.0,
+            "quorum": 0.1,
+        },
         "evaluate": {"every": 10**6, "clients": "none"},
     }
 
@@ -134,7 +143,9 @@ class Watched:
 
     @property
     def grown(self) -> list[str]:
-        """What has grown: memory by more than a tenth and 4 MB, files or threads by more than 2."""
+        """What has grown: memory by more than a tenth and 4 MB, files or threads by more than 2. Empty for young ones."""
+        if self.minutes < OLD:
+            return []
         memory, *counts = (self.used(column) for column in (1, 2, 3))
         found = ["memory"] if memory[1] > 1.1 * memory[0] + 4 else []
         return found + [name for name, (a, b) in zip(("files", "threads"), counts, strict=True) if b > a + 2]
