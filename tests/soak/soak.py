@@ -188,6 +188,17 @@ class Disturbed:
             file.write(struct.pack("qq", clock, self.folder.stat().st_dev if full else 0))
         self.clock, self.full = clock, full
 
+    def check_faults(self) -> None:
+        """Raise if a process of the run would not notice a wrong clock or a full disk."""
+        self.set_faults(FARTHEST, full=True)
+        code = "import os, sys, time; print(int(time.time())); os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), b'x')"
+        words = [sys.executable, "-c", code, str(self.folder / "written")]
+        done = subprocess.run(words, capture_output=True, text=True, env=self.environment, check=False)
+        self.set_faults()
+        ahead = int(done.stdout) - time.time()
+        assert FARTHEST - 60 < ahead <= FARTHEST, f"the clock is {ahead:.0f} seconds ahead"
+        assert "No space left on device" in done.stderr, done.stderr
+
     def disturb(self, seconds: float) -> None:
         """Run and disturb for a while."""
         due, pending, sampled, told = deque(plan(self.setting, seconds, self.rng)), list[Strike](), 0.0, 0.0
@@ -371,6 +382,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         one = Disturbed(engine, Path(folder) / engine)
         try:
+            one.check_faults()
             one.disturb(60 * minutes)
             one.judge(one.finish())
         finally:
