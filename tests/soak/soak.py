@@ -62,7 +62,7 @@ class Setting:
 
 SETTINGS = {
     "pool": Setting(
-        6, 1.0, {"worker": 20, "forkserver": 300, "server": 180, "disk": 400, "clock": 60}, full=15, loses=False
+        4, 3.0, {"worker": 30, "forkserver": 600, "server": 450, "disk": 900, "clock": 120}, full=15, loses=False
     ),
     "flower-local": Setting(
         3, 1.0,
@@ -218,7 +218,7 @@ class Disturbed:
                     flush=True,
                 )
                 told = now
-            time.sleep(0.2)
+            time.sleep(0.5)
         self.set_faults()
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
