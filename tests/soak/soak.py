@@ -162,7 +162,7 @@ class Disturbed:
         self.ends: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.watched: dict[tuple[int, float], Watched] = {}
-        self.excused, self.full_until, self.starts = False, 0.0, 0
+        self.excused, self.full_until, self.starts, self.hit = False, 0.0, 0, -1
         self.process: subprocess.Popen[bytes] | None = None
         self.begin = time.monotonic()
         tables = recipe(self.setting.clients)
@@ -201,12 +201,12 @@ class Disturbed:
 
     def disturb(self, seconds: float) -> None:
         """Run and disturb for a while."""
-        due, pending, sampled, told = deque(plan(self.setting, seconds, self.rng)), list[Strike](), 0.0, 0.0
+        due, pending, sampled, told = deque(plan(self.setting, seconds, self.rng)), list[str](), 0.0, 0.0
         while (now := time.monotonic() - self.begin) < seconds:
             self.keep_running()
             while due and due[0].at <= now:
-                pending.append(due.popleft())
-            pending = [strike for strike in pending if not self.strike(strike.kind, now)]
+                pending.append(due.popleft().kind)
+            pending = [kind for kind in dict.fromkeys(pending) if not self.strike(kind, now)]
             if self.full and now >= self.full_until:
                 self.set_faults(self.clock)
             if now - sampled >= 5:
@@ -270,9 +270,11 @@ class Disturbed:
             self.set_faults(self.clock, full=True)
             self.full_until, self.excused = now + self.setting.full, True
         else:
+            round = committed(self.out)
             victims = [one for one, role in self.ours() if role == kind]
-            if not victims:
+            if not victims or (kind in TRAINING and round == self.hit):  # a job is given up if it loses three workers
                 return False
+            self.hit = round if kind in TRAINING else self.hit
             with suppress(psutil.NoSuchProcess):
                 self.rng.choice(victims).kill()
             self.excused |= kind in ("server", "ServerApp", "SuperLink")
