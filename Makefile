@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party test-peft fuzz \
+.PHONY: setup demo picture docs test test-wheel test-browser test-deploy test-ray test-mlflow test-huggingface test-third-party test-peft fuzz soak \
 	chromium lint types check check-browser not-run bench bench-peers clean
 
 setup: $(READY)
@@ -111,6 +111,12 @@ check-browser: $(READY)
 # A million damaged messages through the decoder and the reply check.
 fuzz: $(READY)
 	$(BIN)/python -m tests.soak.fuzz $(or $(MESSAGES),1000000)
+
+# Rounds on the pool and on flower-local, each for SOAK_MINUTES, with kills, damaged replies, full disks and wrong clocks.
+# Needs Linux and a C compiler.
+soak: $(READY)
+	$(BIN)/python -m tests.soak.soak pool $(or $(SOAK_MINUTES),60)
+	$(BIN)/python -m tests.soak.soak flower-local $(or $(SOAK_MINUTES),60)
 
 # One JSON line per figure on standard output; progress on standard error. Fine-tuning is compared with PEFT.
 bench: $(READY) .third-party/ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch import nn
 
 from fedfactor import Tune
 from fedfactor.engines import Done, Job, Pool
-from fedfactor.engines.pool import PreparedJob, SharedBuffer, WorkerStartError, shared_file
+from fedfactor.engines.pool import MOST_STARTS, PreparedJob, SharedBuffer, WorkerStartError, shared_file
 from fedfactor.methods import HeteroFL
 from fedfactor.protocol.message import decode
 from fedfactor.protocol.setup import Setup
@@ -172,6 +174,36 @@ def test_workers_killed_at_random_cost_nothing_but_time() -> None:
             killer.join()
     assert killed, "no worker was killed"
     assert found == expected
+
+
+def test_workers_that_die_while_they_start_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if they, or the process that forks them, were killed at that moment."""
+    kind = multiprocessing.get_context("forkserver").Process
+    start, errors = kind.start, [BrokenPipeError(), EOFError(), ConnectionRefusedError()]
+
+    def start_or_die(process: Any) -> None:
+        if errors:
+            raise errors.pop()
+        start(process)
+
+    monkeypatch.setattr(kind, "start", start_or_die)
+    with Pool(1) as pool:
+        found = lasting(run(engine=pool, rounds=1))
+    assert not errors and found == lasting(run(rounds=1))
+    errors += [BrokenPipeError()] * MOST_STARTS
+    with Pool(1) as pool, pytest.raises(WorkerStartError, match="was killed while it started, 10 times"):
+        run(engine=pool, rounds=1)
+
+
+def test_the_death_of_the_process_that_forks_workers_costs_nothing() -> None:
+    def kill(event: dict[str, Any]) -> None:
+        if event["event"] == "committed" and event["round"]:
+            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            pool._workers[0].process.kill()
+
+    with Pool(2) as pool:
+        found = lasting(run(engine=pool, rounds=3, on_event=kill))
+    assert found == lasting(run(rounds=3))
 
 
 SCRIPT = """

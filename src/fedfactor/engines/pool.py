@@ -25,7 +25,7 @@ from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -46,6 +46,8 @@ SMALL_BYTES = 1 << 20
 """Jobs of this size or less are sent to a worker while it runs another one: its next one must not wait for us."""
 MAPPED_BYTES = 1 << 16
 """Tensors larger than this are shared with the workers instead of copied. A transformer has many below a megabyte."""
+MOST_STARTS = 10
+"""Number of attempts to start a worker. One fails if the worker, or the process that forks it, is killed meanwhile."""
 PRELOADED = [__name__]
 """Modules that are imported once for all workers, before they are forked."""
 
@@ -303,6 +305,13 @@ class Pool:
         self._workers = [self._start_worker(number) for number in range(workers)]
 
     def _start_worker(self, number: int) -> Worker:
+        for _ in range(MOST_STARTS):
+            with contextlib.suppress(EOFError, ConnectionError):
+                return self._fork(number)
+            sleep(0.1)  # the killed process may take a moment to end
+        raise WorkerStartError(f"a worker process was killed while it started, {MOST_STARTS} times in a row")
+
+    def _fork(self, number: int) -> Worker:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         ours, theirs = context.Pipe()
@@ -316,9 +325,13 @@ class Pool:
         main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
         try:
             process.start()
+        except BaseException:
+            for end in (ours, *files):
+                end.close()
+            raise
         finally:
             sys.modules["__main__"] = main
-        theirs.close()
+            theirs.close()
         return Worker(number, process, ours, [SharedBuffer(path) for path in paths], files)
 
     def _replace(self, worker: Worker) -> None:
