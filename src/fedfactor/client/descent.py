@@ -49,6 +49,10 @@ class Descent(ABC):
         return {name: held[parameter] for name, parameter in self._parameters.items() if parameter in held}
 
 
+Moving = tuple[nn.Parameter, Tensor, Tensor]
+"""A parameter, a view of its values, and its gradient."""
+
+
 class Fused(Descent):
     """An optimizer that calls the kernel of torch's fused one directly.
 
@@ -59,25 +63,20 @@ class Fused(Descent):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         # A step writes to these detached views: cheaper than torch.no_grad() around each step.
-        self._values = {parameter: parameter.detach() for parameter in self._parameters.values()}
+        self._views = [([(one, one.detach()) for one in members], group) for members, group in self._groups]
 
     def step(self, lr: float) -> float:
         """Take a step."""
         decay = self._training.weight_decay or 0.0
-        for members, group in self._groups:
-            moving = [parameter for parameter in members if parameter.grad is not None]
+        for members, group in self._views:
+            moving = [(one, view, grad) for one, view in members if (grad := one.grad) is not None]
             if moving:
                 self._move(moving, lr * group.lr_factor, decay if group.weight_decay else 0.0)
         return lr
 
     @abstractmethod
-    def _move(self, moving: list[nn.Parameter], lr: float, decay: float) -> None:
+    def _move(self, moving: Sequence[Moving], lr: float, decay: float) -> None:
         """Take a step of parameters that have a gradient."""
-
-    def _ends(self, moving: list[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the values that a step changes, and their gradients."""
-        gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
-        return [self._values[parameter] for parameter in moving], gradients
 
 
 class FusedSGD(Fused):
@@ -88,6 +87,10 @@ class FusedSGD(Fused):
         self._momentum, self._nesterov = self._training.momentum or 0.0, bool(self._options["nesterov"])
         self._dampening = float(self._options["dampening"]) if self._momentum else 0.0
         self._sum = 0.0  # the momentum of a constant gradient of one
+        self._kernel = functools.partial(
+            torch._fused_sgd_,
+            momentum=self._momentum, dampening=self._dampening, nesterov=self._nesterov, maximize=False,
+        )  # fmt: skip
 
     def step(self, lr: float) -> float:
         """Take a step."""
@@ -95,23 +98,18 @@ class FusedSGD(Fused):
         self._sum = self._momentum * self._sum + (1.0 - self._dampening if self._sum else 1.0)
         return lr * (1.0 + self._momentum * self._sum if self._nesterov else self._sum)
 
-    def _move(self, moving: list[nn.Parameter], lr: float, decay: float) -> None:
-        if not self._momentum:
-            return self._call(moving, [], lr, decay, first=False)
+    def _move(self, moving: Sequence[Moving], lr: float, decay: float) -> None:
         # The kernel has one flag for all tensors: whether this is their first step, which initialises the momentum.
-        new = [parameter for parameter in moving if parameter not in self._states]
-        old = [parameter for parameter in moving if parameter in self._states]
-        self._states.update((parameter, {"momentum_buffer": torch.empty_like(parameter)}) for parameter in new)
-        for some, first in ((old, False), (new, True)):
-            if some:
-                self._call(some, [self._states[one]["momentum_buffer"] for one in some], lr, decay, first=first)
-        return None
-
-    def _call(self, moving: list[nn.Parameter], momenta: list[Tensor], lr: float, decay: float, *, first: bool) -> None:
-        torch._fused_sgd_(
-            *self._ends(moving), momenta, lr=lr, momentum=self._momentum, weight_decay=decay,
-            dampening=self._dampening, nesterov=self._nesterov, maximize=False, is_first_step=first,
-        )  # fmt: skip
+        parts = [(moving, False)]
+        if self._momentum:
+            new = [one for one in moving if one[0] not in self._states]
+            parts = [([one for one in moving if one[0] in self._states], False), (new, True)]
+            self._states.update((one, {"momentum_buffer": torch.empty_like(one)}) for one, _, _ in new)
+        for part, first in parts:
+            if part:
+                ends = [view for _, view, _ in part], [grad for _, _, grad in part]
+                momenta = [self._states[one]["momentum_buffer"] for one, _, _ in part] if self._momentum else []
+                self._kernel(*ends, momenta, lr=lr, weight_decay=decay, is_first_step=first)
 
 
 class FusedAdam(Fused):
@@ -129,14 +127,15 @@ class FusedAdam(Fused):
         )  # fmt: skip
         self._keys = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if self._amsgrad else []))
 
-    def _move(self, moving: list[nn.Parameter], lr: float, decay: float) -> None:
-        for new in [parameter for parameter in moving if parameter not in self._states]:
+    def _move(self, moving: Sequence[Moving], lr: float, decay: float) -> None:
+        for new in [one for one, _, _ in moving if one not in self._states]:
             step = torch.zeros((), dtype=torch.float32, device=new.device)
             self._states[new] = {"step": step, **{key: torch.zeros_like(new) for key in self._keys}}
-        states = [self._states[parameter] for parameter in moving]
+        states = [self._states[one] for one, _, _ in moving]
+        ends = [view for _, view, _ in moving], [grad for _, _, grad in moving]
         steps, averages = [state["step"] for state in states], [[state[key] for state in states] for key in self._keys]
         torch._foreach_add_(steps, 1)
-        self._kernel(*self._ends(moving), *averages, *([] if self._amsgrad else [[]]), steps, lr=lr, weight_decay=decay)
+        self._kernel(*ends, *averages, *([] if self._amsgrad else [[]]), steps, lr=lr, weight_decay=decay)
 
 
 class TorchOptimizer(Descent):
