@@ -1,7 +1,8 @@
 """Processor time of a round against another checkout of this repository, in turn: is this version slower?
 
-`python -m benchmarks.versions PATH` compares with the checkout in PATH (`git worktree add PATH COMMIT`). Each version
-runs one federation in a process of its own and stops after every few rounds, so that the two alternate.
+`python -m benchmarks.versions PATH [WORKLOAD ...]` compares with the checkout in PATH (`git worktree add PATH COMMIT`).
+Each version runs a federation in a process of its own and stops after every few rounds, so that the two alternate. Each
+pair has new processes: one process can be five per cent slower than another one of the same program.
 """
 
 from __future__ import annotations
@@ -58,22 +59,22 @@ def _child(workload: str) -> None:
 
     sys.stdin.readline()
     simulate(
-        work.build, data, on_event=after, rounds=(PAIRS * TURNS[workload] + 2) * ROUNDS[workload], cohort=work.cohort,
+        work.build, data, on_event=after, rounds=(TURNS[workload] + 2) * ROUNDS[workload], cohort=work.cohort,
         batch_size=work.batch, lr=work.lr, evaluate_every=0, evaluate_clients="none",
     )  # fmt: skip
 
 
-def compare(other: Path) -> None:
+def compare(other: Path, workloads: list[str]) -> None:
     """Print, per workload, the median ratio of processor time over the other version's, and of that one over itself."""
     here = Path(__file__).parents[1]
-    for workload in ROUNDS:
-        versions = [_Version(path, workload) for path in (here, other, other)]
+    for workload in workloads or ROUNDS:
         times = []
         for _ in range(PAIRS):
+            versions = [_Version(path, workload) for path in (here, other, other)]
             turns = [[version.turn() for version in versions] for _ in range(TURNS[workload])]
             times.append([sum(column) for column in zip(*turns, strict=True)])
-        for version in versions:
-            version.process.kill()
+            for version in versions:
+                version.process.kill()
         for name, pair in ((workload, (0, 1)), (f"{workload}, noise: the other version over itself", (2, 1))):
             ratios = sorted(row[pair[0]] / row[pair[1]] for row in times)
             note(f"{name}: " + " ".join(f"{ratio:.3f}" for ratio in ratios))
@@ -84,4 +85,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--child":
         _child(sys.argv[2])
     else:
-        compare(Path(sys.argv[1]).resolve())
+        compare(Path(sys.argv[1]).resolve(), sys.argv[2:])
