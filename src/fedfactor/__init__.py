@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedfactor.support.lazy import imported_on_use
 
 __version__ = "0.1.0"
 
@@ -41,9 +42,4 @@ _HOMES = {
     "simulate": "fedfactor.runs.simulate",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the command line starts without torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedfactor' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = imported_on_use(__name__, _HOMES)  # the command line starts without torch

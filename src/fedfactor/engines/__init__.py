@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedfactor.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
     from fedfactor.engines.inline import Inline
@@ -20,9 +21,4 @@ _HOMES = {
     "Pool": "fedfactor.engines.pool",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: the process that Flower starts per message must not import torch."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedfactor.engines' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = imported_on_use(__name__, _HOMES)  # the process that Flower starts per message must not import torch

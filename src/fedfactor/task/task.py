@@ -170,7 +170,7 @@ class Task:
 
     def outputs(self, model: Callable[..., Any], batch: Batch) -> Any:
         """Call the model on a batch: `model(x)` for `(x, y)` or x alone, `model(**batch)` for a mapping."""
-        if type(batch) is tuple:  # nearly all are: no time is lost for others
+        if type(batch) is tuple:  # the usual case, shortly: this runs in every step
             return model(batch[0])
         args, named = arguments(batch)
         return model(*args, **named)

@@ -75,6 +75,7 @@ def test_flowers_process_imports_no_torch_if_there_is_a_worker(socket: Path, tmp
         "fedfactor", "fedfactor.engines", "fedfactor.engines.flower", "fedfactor.engines.flower.adapter",
         "fedfactor.engines.flower.warm", "fedfactor.protocol", "fedfactor.protocol.wire", "fedfactor.runs",
         "fedfactor.runs.flower", "fedfactor.runs.flower.client_app", "fedfactor.support", "fedfactor.support.install",
+        "fedfactor.support.lazy",
     ]  # fmt: skip
 
 
