@@ -117,6 +117,13 @@ def test_an_optimizer_that_cannot_take_a_step_is_named() -> None:
             state_tensors(Training(optimizer=chosen))
 
 
+def test_an_optimizer_that_does_not_take_the_models_parameters_is_refused_before_the_first_round() -> None:
+    events: list[Any] = []
+    with pytest.raises(ValueError, match=r"train.optimizer: torch.optim:Muon: .* only supports 2D parameters"):
+        run(local_optimizer=torch.optim.Muon, on_event=events.append)
+    assert not events
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [

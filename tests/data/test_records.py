@@ -114,9 +114,13 @@ def test_collate_must_keep_all_examples() -> None:
 
     with pytest.raises(ValueError, match="collate returned a batch of 10 examples for 20: it must keep all"):
         Records([Sequences(0)], drops).batch(training=False)
+    with pytest.raises(ValueError, match="collate returned a batch of 19 examples for 20"):
+        Records([Sequences(0)], lambda some: (torch.zeros(len(some)), torch.zeros(len(some) - 1))).batch(training=False)
     for fine in (
         lambda some: (some, some),
         lambda some: (len(some), "no lengths"),
+        lambda some: (some, torch.zeros(3 * len(some))),  # such as a label per node of graphs
+        lambda some: (some, torch.zeros(())),
         lambda some: {"x": [some], "n": some},
     ):
         Records([Sequences(0)], fine).batch(training=False)

@@ -161,6 +161,8 @@ def test_arguments_that_do_not_go_together() -> None:
             fedfactor.simulate(nn.Linear(4, 2), given, **changes)
     with pytest.raises(ValueError, match="4 training datasets, one per client, but 3 of test data"):
         simulated(test=held_out(3))
+    with pytest.raises(ValueError, match="clients is 5, but the data are split over 4 already"):
+        simulated(clients=5)
     with pytest.raises(ValueError, match="targets are not one class per example: leave alpha out"):
         fedfactor.simulate(nn.Linear(4, 1), (x, x[:, 0]), kind="regression", alpha=0.5)
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import fedfactor
+from fedfactor.protocol.settings import Schedule
 from tests.helpers.tiny import data, run
 
 
@@ -30,6 +31,11 @@ def test_costs_of_a_round() -> None:
         cost.link_seconds(size, 2, transfers=1) - cost.link_seconds(size, 50, transfers=1)
     )
     assert "joules" not in run(rounds=1).history[-1]
+
+
+def test_a_round_says_its_learning_rate() -> None:
+    rounds = run(rounds=3, lr=0.4, schedule=Schedule("exponential", decay=0.5)).history[1:]
+    assert [event["lr"] for event in rounds] == pytest.approx([0.4, 0.2, 0.1])
 
 
 X, Y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3

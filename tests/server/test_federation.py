@@ -153,7 +153,7 @@ def test_the_callers_torch_threads_are_restored(quorum: float) -> None:
 
 
 X, Y = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
-ADVICE = r"Try a smaller learning rate \(lr\), or gradient clipping \(max_grad_norm\)"
+ADVICE = r"Try a smaller learning rate \(lr\), or gradient clipping \(max_grad_norm\), and check the inputs for NaN"
 
 
 class Deep(nn.Sequential):

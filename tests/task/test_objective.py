@@ -130,6 +130,18 @@ def test_positions_without_an_answer_are_left_out() -> None:
         task.evaluate(nn.Identity(), whole[slice(1, 2)])
 
 
+def test_classes_that_the_model_does_not_have_are_named() -> None:
+    wrong = TensorDataset(X[:4], torch.tensor([0, 1, 2, 5]))
+    train = [TensorDataset(X, torch.arange(40) % 3)]
+    with pytest.raises(ValueError, match=r"targets must be in \[0, 3\), the classes of the model, .* Target 5 is"):
+        fedfactor.simulate(nn.Linear(4, 3), train, test=wrong, rounds=1)
+    wrong.targets = wrong.tensors[1]  # type: ignore[attr-defined]
+    events: list[Any] = []
+    with pytest.raises(ValueError, match="targets must be less than 3, the number of classes of the model, got 5"):
+        fedfactor.simulate(nn.Linear(4, 3), train, test=wrong, rounds=1, on_event=events.append)
+    assert not events, "a dataset that lists its classes is checked before the first round"
+
+
 def test_a_batch_of_three_parts_does_not_say_which_are_the_targets() -> None:
     three = TensorDataset(X, torch.zeros(40).long(), torch.ones(40).long())
     with pytest.raises(ValueError, match="a batch has 3 parts, so it is not clear which one has the targets"):

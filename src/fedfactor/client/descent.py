@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedfactor.protocol.local_optimizer import SHORT
-from fedfactor.protocol.method import ParameterGroup
+from fedfactor.protocol.method import ParameterGroup, Phase
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Training
 
@@ -196,6 +196,13 @@ def state_tensors(training: Training) -> int:
         raise ValueError(f"train.optimizer: {training.local_optimizer.name}: {error}") from error
     found = tried.states().get("weight", {}).values()
     return sum(isinstance(value, Tensor) and value.shape == weight.shape for value in found)
+
+
+def check_optimizer(training: Training, phases: Sequence[Phase], network: nn.Module, trained: Collection[str]) -> None:
+    """Raise ValueError if the run's optimizer does not take its options or these parameters."""
+    state_tensors(training)
+    for phase in phases:
+        descent(training, phase.groups, {name: p for name, p in network.named_parameters() if name in trained}, {})
 
 
 # What a client keeps of the state: a tensor per value, and no code.

@@ -86,10 +86,11 @@ class Records:
         seed = int(torch.randint(2**62, ())) if training else derive(0, "read", int(self.where[0]))
         with all_seeded(seed):
             found = self.collate(list(self._examples()))
-        sizes = _sizes(found)
-        if sizes and len(self) not in sizes:
+        sizes, targets = _sizes(found), _targets(found)
+        if (sizes and len(self) not in sizes) or (targets is not None and len(targets) < len(self)):
+            kept = sizes[0] if targets is None else len(targets)
             raise ValueError(
-                f"collate returned a batch of {sizes[0]} examples for {len(self)}: it must keep all of them. Leave "
+                f"collate returned a batch of {kept} examples for {len(self)}: it must keep all of them. Leave "
                 "unwanted examples out of the dataset instead"
             )
         return found
@@ -177,6 +178,15 @@ def _sizes(batch: Any) -> list[int]:
     """Return the lengths of a batch's parts, as far as they have one: one of them must be the number of examples."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
     return [len(part) for part in parts if (part.dim() if isinstance(part, Tensor) else isinstance(part, list | tuple))]
+
+
+def _targets(batch: Any) -> Tensor | None:
+    """Return the targets of a batch if it has them where they are looked for, and at least one axis."""
+    try:
+        found = targets_of(batch)
+    except ValueError:
+        return None
+    return found if found.dim() else None
 
 
 def _update(digest: Any, value: Any) -> None:

@@ -53,7 +53,8 @@ DIVERGED = "training diverged"
 
 def diverged(sign: str) -> BadMessage:
     """Return the error for a reply that shows that training diverged; `sign` is what shows it."""
-    return BadMessage(f"{DIVERGED}: {sign}. Try a smaller learning rate (lr), or gradient clipping (max_grad_norm)")
+    advice = "Try a smaller learning rate (lr), or gradient clipping (max_grad_norm), and check the inputs for NaN"
+    return BadMessage(f"{DIVERGED}: {sign}. {advice}")
 
 
 def _check_scores(task: Task, scores: object) -> None:

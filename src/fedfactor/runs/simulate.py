@@ -47,7 +47,7 @@ def simulate(
     test: Arrays | MapStyle | Sequence[MapStyle] | None = None,
     collate: Collate | None = None,
     loss: Loss | None = None,
-    clients: int = 10,
+    clients: int | None = None,
     alpha: float | None = None,
     method: str | Method = "fedavg",
     optimizer: str | Optimizer = "fedavg",
@@ -106,7 +106,7 @@ def simulate(
             is called as `model(x)` for batches `(x, y)`, and as `model(**batch)` for mappings.
         loss: A function of the model's outputs and the batch that returns a scalar tensor. By default the `loss` of the
             outputs, if they have one as those of Hugging Face's models do, otherwise the loss of the kind.
-        clients: Number of clients to split the data over.
+        clients: Number of clients to split the data over; by default 10. Data that are split already have their own.
         alpha: Split by Dirichlet(alpha) over the labels: the smaller, the fewer classes per client. None: IID.
         method: A federated method, its name (`fedfactor.list_methods()`), or `package.module:Class`, a class of your
             own. So also `optimizer` and `codec`.
@@ -189,7 +189,9 @@ def simulate(
                 "a FederatedData has its own split, test set and batches: leave out test, alpha and collate"
             )
     else:
-        data = split(data, clients, test=test, alpha=alpha, seed=seed, collate=collate)
+        data = split(data, clients or 10, test=test, alpha=alpha, seed=seed, collate=collate)
+    if clients not in (None, data.clients):
+        raise ValueError(f"clients is {clients}, but the data are split over {data.clients} already: leave it out")
     task = Task(started(model, tune), data, kind, evaluate_batch_size, loss, metrics, best, higher_is_better, tune)
     recipe = described(
         Path(directory or "simulation").resolve().name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedfactor.client.descent import state_tensors
+from fedfactor.client.descent import check_optimizer
 from fedfactor.nn.frozen import released
 from fedfactor.nn.norms import batch_norms
 from fedfactor.nn.state import tensors_of
@@ -88,7 +88,6 @@ class Federation:
             raise ValueError(
                 "train.optimizer.keep_state needs networks that keep their sizes: set capacities.dynamic = false"
             )
-        state_tensors(setup.training)  # raises ValueError if the optimizer does not take its options
         self.population = setup.task.data.clients
         cohort = self.rounds.cohort_size(self.population)
         if reason := self.aggregation.refuses(setup.method, setup.optimizer, cohort):
@@ -98,7 +97,9 @@ class Federation:
         if self.buffering.buffered and self.aggregation.strikes:
             raise ValueError('aggregation.strikes is for synchronous rounds, and rounds.mode is "buffered"')
         setup.network(1.0)  # raises ValueError if the method cannot be applied to the model
-        setup.task.check_outputs(setup.network(self.capacities.levels[0]))
+        network, trained = setup.network(self.capacities.levels[0]), setup.trained(self.capacities.levels[0])
+        setup.task.check_outputs(network)
+        check_optimizer(setup.training, setup.method.phases(network, setup.training.length), network, trained)
         if setup.base_sha256 and not setup.trained(1.0):
             raise ValueError(
                 "all parameters of the model are frozen (requires_grad=False), so there is nothing to train"
@@ -316,6 +317,7 @@ class Federation:
             "cohort": [who.client for who in asked],
             "capacities": [who.capacity for who in asked],
             "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
+            "lr": setup.training.rate(t, self.rounds.rounds),
             "loss": None if private else _mean([report["loss"] for report in reports]),
             **cost,
             "macs": counts["macs"],

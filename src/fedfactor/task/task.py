@@ -156,9 +156,10 @@ class Task:
             raise ValueError(f"a {self.kind} task needs {wanted}; {found}")
         if self.kind in ("classification", "language"):
             for test, examples in ((False, self.data.train), (True, self.data.central)):
-                if examples is not None and not isinstance(examples, Records):
+                known = examples.known_targets() if isinstance(examples, Records) else examples and examples[1]
+                if known is not None:
                     reason = f"must be less than {outputs.shape[1]}, the number of classes of the model"
-                    self._refuse(examples[1] >= outputs.shape[1], test, examples[1], reason)
+                    self._refuse(known >= outputs.shape[1], test, known, reason)
 
     def _answers(self, model: nn.Module, batch: Batch) -> Any:
         """Return the outputs of a model as it is deployed."""
