@@ -142,6 +142,22 @@ def test_a_picture_is_recovered_from_the_whole_gradient_and_not_without_it() -> 
     assert scores[1] < flat + 2, (scores, flat)
 
 
+def test_noise_of_the_client_covers_the_gradient_too() -> None:
+    """Its norm is clipped to 2, and the noise of 300 numbers or more has a norm of about 2 * 0.5 * sqrt(their count)."""
+    private = {"clip": 2.0, "noise": 0.5, "delta": 1e-3, "where": "client"}
+    # FedBN keeps the statistics of batch norms, which no noise covers, on the client.
+    result = tiny.run("fedbn", rounds=1, capacities=None, evaluate_clients="none", privacy=private)
+    setup, attack = result.federation.setup, Attack(images=2)
+    x, y = pictures_of(result, 0, 2)
+    seen, plain = (
+        observe(replace(setup, privacy=one), job_of(result, 0), attack, x, y).seen for one in (setup.privacy, None)
+    )
+    whole, covered = (torch.cat([tensor.flatten() for tensor in part.values()]) for part in (plain, seen))
+    noise = covered - whole * min(1.0, 2.0 / float(whole.norm()))
+    assert float(noise.norm()) == pytest.approx(2.0 * 0.5 * len(whole) ** 0.5, rel=0.1)
+    assert float(noise @ whole / noise.norm() / whole.norm()) == pytest.approx(0, abs=0.15)
+
+
 @pytest.mark.parametrize("mode", ["gradient", "update"])
 @pytest.mark.parametrize("method", [name for name in tiny.METHODS if name != "local"])
 def test_every_method_can_be_attacked(method: str, mode: Any) -> None:

@@ -21,6 +21,7 @@ from fedfactor.protocol.context import Context
 from fedfactor.protocol.engine import Job
 from fedfactor.protocol.message import Message, decode
 from fedfactor.protocol.plan import Tensors
+from fedfactor.protocol.privacy import protected
 from fedfactor.protocol.settings import check_device_here
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.rng import derive, one_thread, seeded, torch_rng
@@ -167,6 +168,10 @@ def observe(setup: Setup, job: Job, attack: Attack, inputs: Tensor, targets: Ten
         with seeded(derive(setup.training.seed, "train", round, client), first.device):
             batch = like(inputs, first), targets.to(first.device)
             seen = dict(zip(names, gradient(setup, network, ctx, batch, names, False), strict=True))
+        if setup.privacy and setup.privacy.where == "client":
+            nothing = {name: torch.zeros_like(tensor) for name, tensor in seen.items()}
+            noise_seed = derive(attack.seed, "audit-privacy", round, client)  # not the run's: the attacker knows that
+            seen = protected(seen, nothing, frozenset(names), setup.privacy, noise_seed)
     return Knowledge(message, guess, seen, targets)
 
 
