@@ -1,10 +1,11 @@
 """Collect run directories into one record, print its tables, and plot it.
 
-    python docs/evidence/collect.py RECORD.json --commit COMMIT RUN ... [--against LABEL] [--plot FILE.svg]
+    python docs/evidence/collect.py RECORD.json --commit COMMIT RUN ... [--against LABEL] [--plot FILE.svg] [--time]
 
 A record has what a run measured and what identifies it, and no weights. Runs with one label (a cell of a recipe, or a
 method of a comparison) are put together: they should differ in their seed only. `--against` prints how far each label
 is ahead of one of them. Runs of one seed have the same split and cohorts, so differences are taken seed by seed.
+`--time` prints the times of runs on a fleet, and plots accuracies over simulated time.
 Without RUN, the tables and the plot are those of an existing record.
 """
 
@@ -36,6 +37,7 @@ def record(directory: Path, commit: str) -> dict[str, Any]:
         if "all" in event:
             found["clients"][event["round"]] = event["all"]["accuracy"]
             found["each"] = event["all"]["each"]  # of the last round that was measured
+    clock = {event["round"]: event["totals"]["simulated_seconds"] for event in measured if "clock" in event}
     attacked = [json.loads(path.read_text()) for path in sorted(directory.glob("audit-*.json"))]
     audits = [{key: audit[key] for key in ("attack", "psnr", "rounds")} for audit in attacked]  # without pictures
     tuning = directory / "tuning.json"
@@ -47,6 +49,7 @@ def record(directory: Path, commit: str) -> dict[str, Any]:
         "seed": recipe["train"]["seed"],
         "dynamic": recipe["capacities"]["dynamic"],
         "accuracy": found,
+        **({"clock": clock} if clock else {}),
         **{key: summary[key] for key in KEPT if key in summary},
         **({"audits": audits} if audits else {}),
         "recipe": recipe,
@@ -112,21 +115,57 @@ def differences(records: list[dict[str, Any]], against: str) -> str:
     return "\n".join(lines)
 
 
-def plot(records: list[dict[str, Any]], path: Path) -> None:
-    """Draw the accuracy of every label over rounds: the mean over its seeds, at its largest capacity."""
+def times(records: list[dict[str, Any]]) -> str:
+    """Write simulated times: of a round, of the run, and until `evaluate.target` was measured."""
+    lines = ["| label | seeds | seconds per round | seconds in all | seconds to the target | MB | dropped |"]
+    lines.append("|---" * 7 + "|")
+    for label, seeds in labelled(records).items():
+        whole, reached = [], []
+        for item in seeds.values():
+            target, curve = item["recipe"]["evaluate"]["target"], largest(item)
+            whole.append(item["clock"][str(item["rounds"])])
+            there = [item["clock"][at] for at in sorted(curve, key=int) if curve[at] >= target]
+            reached += there[:1]
+        some = list(seeds.values())
+        each = mean([seconds / item["rounds"] for seconds, item in zip(whole, some, strict=True)])
+        to_target = written(mean(reached)) if len(reached) == len(some) else f"{len(reached)} of {len(some)} reach it"
+        moved = mean([item["bytes_up"] + item["bytes_down"] for item in some]).value / 1e6
+        dropped = mean([item["failures"] / item["rounds"] for item in some]).value
+        row = [
+            label,
+            str(len(some)),
+            f"{each.value:.2f}",
+            written(mean(whole)),
+            to_target,
+            f"{moved:.0f}",
+            f"{dropped:.1f}",
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def largest(item: dict[str, Any]) -> dict[str, float]:
+    """Return the accuracies of a run by round: of clients' own models, or of the server's at its largest capacity."""
+    measured = item["accuracy"]
+    found: dict[str, float] = measured["clients"] or measured["global"][max(measured["global"], key=float)]
+    return found
+
+
+def plot(records: list[dict[str, Any]], path: Path, over_time: bool = False) -> None:
+    """Draw the mean accuracy of every label, at its largest capacity, over rounds or simulated time."""
     from matplotlib.figure import Figure
 
     figure = Figure((6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot(xlabel="round", ylabel="accuracy in %")
+    axes = figure.add_subplot(xlabel="simulated seconds" if over_time else "round", ylabel="accuracy in %")
     for label, seeds in labelled(records).items():
-        curves = []
-        for item in seeds.values():
-            measured = item["accuracy"]
-            curves.append(measured["clients"] or measured["global"][max(measured["global"], key=float)])
+        curves = [largest(item) for item in seeds.values()]
         rounds = sorted(set.intersection(*(set(map(int, curve)) for curve in curves)))
         values = [[100 * curve[str(round)] for curve in curves] for round in rounds]
-        (line,) = axes.plot(rounds, [mean(some).value for some in values], label=label)
-        axes.fill_between(rounds, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.15)
+        places: list[float] = list(rounds)
+        if over_time:
+            places = [mean([item["clock"][str(round)] for item in seeds.values()]).value for round in rounds]
+        (line,) = axes.plot(places, [mean(some).value for some in values], label=label)
+        axes.fill_between(places, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.15)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
@@ -156,6 +195,7 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="the commit that ran them")
     parser.add_argument("--against", default="", help="a label to compare the others with")
     parser.add_argument("--plot", type=Path, help="an SVG file")
+    parser.add_argument("--time", action="store_true", help="of runs on a fleet")
     given = parser.parse_intermixed_args()
     if given.runs:
         if not given.commit:
@@ -166,10 +206,12 @@ def main() -> None:
     print(table(records))
     if given.against:
         print(differences(records, given.against))
+    if given.time:
+        print(times(records))
     if any("audits" in item for item in records):
         print(audit_table(records))
     if given.plot:
-        plot(records, given.plot)
+        plot(records, given.plot, given.time)
 
 
 if __name__ == "__main__":
