@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from fedfactor.methods import create_method, list_methods
     from fedfactor.models import list_models
     from fedfactor.nn.adapt import Tune
+    from fedfactor.protocol.settings import Capacities, Schedule
     from fedfactor.runs.open import load
     from fedfactor.runs.simulate import simulate
     from fedfactor.server.result import Result
     from fedfactor.task import Task
 
 __all__ = [
+    "Capacities",
     "FederatedData",
     "Result",
+    "Schedule",
     "Task",
     "Tune",
     "create_method",
@@ -31,8 +34,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Capacities": "fedfactor.protocol.settings",
     "FederatedData": "fedfactor.data.clients",
     "Result": "fedfactor.server.result",
+    "Schedule": "fedfactor.protocol.settings",
     "Task": "fedfactor.task",
     "Tune": "fedfactor.nn.adapt",
     "create_method": "fedfactor.methods",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from fedfactor.cli.common import console, tell
 from tests.helpers.command import fedfactor
 
 
@@ -32,6 +35,12 @@ def test_data_show_draws_who_has_what(tmp_path: Path) -> None:
     done = fedfactor("data", "show", path, "--set", 'partition={kind="dirichlet", clients=5, alpha=0.2}')
     assert done.exit_code == 0, done.stderr
     assert "digits: 1,438 train" in done.stdout and "●" in done.stdout
+
+
+def test_names_are_not_turned_into_pictures(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("mine:one: 60 train examples")
+    console.print("mine:one: 60 train examples")
+    assert capsys.readouterr().out == "mine:one: 60 train examples\n" * 2
 
 
 def test_data_show_reads_datasets_and_says_what_identifies_them(tmp_path: Path) -> None:

@@ -108,6 +108,28 @@ def test_a_dataset_must_keep_its_length() -> None:
     found[slice(2)].batch(training=False)
 
 
+class Broken(Sequences):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError("disk gone") if index == 3 else KeyError(index)
+
+    def fingerprint(self) -> None:
+        return None
+
+
+def test_what_fails_in_a_users_code_is_named() -> None:
+    with pytest.raises(ValueError, match=r"collate failed: RuntimeError: stack expects .* function of yours can pad"):
+        Records([Sequences(0)]).batch(training=False)
+    with pytest.raises(ValueError, match=r"collate failed: KeyError: 'mask'$"):
+        Records([Sequences(0)], lambda some: some[0]["mask"]).batch(training=False)
+    broken = Records([Sequences(0), Broken(0)], padded)
+    with pytest.raises(ValueError, match=r"example 3 of dataset 1 \(Broken\) cannot be read: OSError: disk gone"):
+        broken[slice(23, 24)].batch(training=False)
+    with pytest.raises(ValueError, match=r"fingerprint\(\) of dataset 1 \(Broken\) returned nothing"):
+        broken.fingerprint()
+    with pytest.raises(TypeError, match="collate must be a function of a list of examples, got 'pad'"):
+        Records([Sequences(0)], "pad")  # type: ignore[arg-type]
+
+
 def test_collate_must_keep_all_examples() -> None:
     def drops(examples: list[Any]) -> Any:
         return padded([one for one in examples if one["labels"]])

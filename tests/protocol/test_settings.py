@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,19 @@ def test_schedules() -> None:
         ValueError, match="Schedule: kind should be 'constant', 'exponential', 'multistep', 'cosine' or 'one_cycle'"
     ):
         Schedule("linear")  # type: ignore[arg-type]
+
+
+class WithoutRate(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
+def test_a_schedule_needs_a_learning_rate() -> None:
+    chosen = LocalOptimizer.of(WithoutRate)
+    assert Training(optimizer=chosen).lr == 0
+    for given in ({"schedule": "one_cycle"}, {"local_schedule": "cosine"}, {"schedule": Schedule(warmup=3)}):
+        with pytest.raises(ValueError, match="WithoutRate has no learning rate that could change"):
+            Training(optimizer=chosen, **given)  # type: ignore[arg-type]
 
 
 def test_warm_up_rises_to_the_full_rate_and_shifts_the_schedule_after_it() -> None:

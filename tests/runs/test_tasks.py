@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfactor.runs.directory import RunError
 from fedfactor.runs.recipe import RecipeError, resolve
@@ -26,6 +26,17 @@ def test_the_data_tell_the_classes_and_a_capacity_the_width() -> None:
     assert model_options({"name": "torch.nn:Linear", "in_features": 4, "out_features": 2}, 7) == {
         "in_features": 4, "out_features": 2,
     }  # fmt: skip
+
+
+def demanding(classes: int) -> nn.Module:
+    return nn.Linear(4, classes)
+
+
+def test_data_that_do_not_tell_the_classes_leave_the_models_default() -> None:
+    assert model_options({"name": "digits_cnn"}, 0) == {"width": 1.0}
+    assert model_options({"name": f"{__name__}:demanding", "classes": 2}, 0) == {"classes": 2}
+    with pytest.raises(ValueError, match=r"which the data do not say: set model.classes, or give the dataset"):
+        model_options({"name": f"{__name__}:demanding"}, 0)
 
 
 def test_widths_are_shares_of_the_recipes() -> None:

@@ -105,6 +105,15 @@ def test_a_loss_that_cannot_be_minimised_is_refused(loss: Any, message: str) -> 
         fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss=loss)
 
 
+def test_a_loss_that_becomes_a_vector_later_is_named() -> None:
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        found = (outputs[:, 0] - batch[1]).square()
+        return found if len(found) == 5 else found.mean()
+
+    with pytest.raises(RuntimeError, match=r"the loss must be a scalar tensor, .* got a tensor of shape \[5\]"):
+        fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss=loss, clients=2, rounds=1, batch_size=15)
+
+
 def test_a_loss_is_a_function() -> None:
     with pytest.raises(TypeError, match=r"loss must be a function of \(outputs, batch\), got 'mse'; see `kind`, too"):
         fedfactor.simulate(nn.Linear(4, 1), (X, Y), loss="mse")  # type: ignore[arg-type]

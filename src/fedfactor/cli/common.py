@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-console = Console()
+console = Console(emoji=False)
 if not console.is_terminal and "COLUMNS" not in os.environ:
-    console = Console(width=160)  # a file or another program has no narrow screen
+    console = Console(width=160, emoji=False)  # a file or another program has no narrow screen
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe file (TOML), or the name of a packaged recipe.")]
 Settings = Annotated[
@@ -41,7 +41,7 @@ def tell(sentence: str) -> None:
 def complain(sentence: str, kind: str = "") -> None:
     """Print a red sentence to standard error."""
     head = f"[bold red]{kind}:[/] " if kind else ""
-    Console(stderr=True, soft_wrap=True).print(f"{head}[red]{escape(sentence)}[/]")
+    Console(stderr=True, soft_wrap=True, emoji=False).print(f"{head}[red]{escape(sentence)}[/]")
 
 
 def write_once(path: Path, text: str) -> None:

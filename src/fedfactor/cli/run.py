@@ -88,7 +88,7 @@ def run(
     is_sweep = "sweep" in tables or any(setting.startswith("sweep.") for setting in settings or [])
     folder = out or Path("runs") / next(iter(cells.values())).tables["name"]
     found, recorders = {}, {}
-    screen = Console(stderr=True) if print_table else console  # so that the table can be piped
+    screen = Console(stderr=True, emoji=False) if print_table else console  # so that the table can be piped
     try:
         with Progress(screen, quiet) as progress, Pool(workers) as pool, Stop(progress.notice) as stop:
             for name, cell in cells.items():
@@ -227,7 +227,7 @@ def compare(
         raise ValueError("--tune-rounds and --tune-share need --tune, which says what to choose")
     # Progress goes to standard error, so that the table can be piped.
     try:
-        with Progress(Console(stderr=True), quiet) as progress:
+        with Progress(Console(stderr=True, emoji=False), quiet) as progress:
             outcomes = comparing.compare(
                 read_recipe(recipe, small),
                 listed(methods),
@@ -257,6 +257,8 @@ def compare(
         complain(f"the report needs the package {missing[0]}: {install_command('report')}")
     elif done:
         write_report(done, out / "report.html")
-        Console(stderr=True, soft_wrap=True).print(f"report: {out / 'report.html'}", highlight=False, markup=False)
+        Console(stderr=True, soft_wrap=True, emoji=False).print(
+            f"report: {out / 'report.html'}", highlight=False, markup=False
+        )
     if any(outcome.failure for outcome in outcomes):
         raise typer.Exit(1)

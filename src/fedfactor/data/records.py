@@ -61,6 +61,8 @@ class Records:
                     f"dataset {number} is a {type(dataset).__name__}; clients read examples by position, so it must be "
                     "a map-style dataset with __getitem__ and __len__, such as torch.utils.data.TensorDataset(x, y)"
                 )
+        if collate is not None and not callable(collate):
+            raise TypeError(f"collate must be a function of a list of examples, got {collate!r}")
         self.datasets, self.collate = tuple(datasets), collate or default_collate
         self.sizes = [len(dataset) for dataset in self.datasets]
         self.starts = [0, *accumulate(self.sizes)]
@@ -69,7 +71,7 @@ class Records:
         listed = [_listed(dataset, size) for dataset, size in zip(self.datasets, self.sizes, strict=True)]
         self._targets = torch.cat([torch.empty(0, dtype=torch.int64), *listed])
         if not len(self.where):
-            raise ValueError("the datasets have no examples")
+            raise ValueError("the datasets, of training or of `test`, have no examples")
 
     def __len__(self) -> int:
         return len(self.where)
@@ -85,7 +87,12 @@ class Records:
         """
         seed = int(torch.randint(2**62, ())) if training else derive(0, "read", int(self.where[0]))
         with all_seeded(seed):
-            found = self.collate(list(self._examples()))
+            examples = list(self._examples())
+            try:
+                found = self.collate(examples)
+            except Exception as error:
+                own = "" if self.collate is not default_collate else "; a `collate` function of yours can pad examples"
+                raise ValueError(f"collate failed: {type(error).__name__}: {error}{own}") from error
         sizes, targets = _sizes(found), _targets(found)
         if (sizes and len(self) not in sizes) or (targets is not None and len(targets) < len(self)):
             kept = sizes[0] if targets is None else len(targets)
@@ -104,7 +111,13 @@ class Records:
                     f"dataset {number} ({type(dataset).__name__}) had {size} examples when the run began and has "
                     f"{len(dataset)} now: its length must not change"
                 )
-            yield dataset[position - self.starts[number]]
+            index = position - self.starts[number]
+            try:
+                example = dataset[index]
+            except Exception as error:
+                what = f"example {index} of dataset {number} ({type(dataset).__name__})"
+                raise ValueError(f"{what} cannot be read: {type(error).__name__}: {error}") from error
+            yield example
 
     def targets(self) -> Tensor:
         """Return the classes of the examples; those that no dataset lists as `targets` are read once.
@@ -116,8 +129,9 @@ class Records:
             part = unread[first : first + READ]
             found = targets_of(self._at(part).batch(training=False))
             if found.dim() != 1 or found.is_floating_point():
+                kind = "real numbers" if found.is_floating_point() else "targets"
                 raise ValueError(
-                    f"one class per example is needed, but a batch has targets of shape {list(found.shape)}"
+                    f"one class per example is needed, but a batch has {kind} of shape {list(found.shape)}"
                 )
             self._targets[part] = found.long()
         return self._targets[self.where]
@@ -153,7 +167,11 @@ class Records:
     def _marked(self) -> dict[int, str]:
         """What `fingerprint()` of each dataset that has it returns, by the number of the dataset."""
         marks = {number: getattr(dataset, "fingerprint", None) for number, dataset in enumerate(self.datasets)}
-        return {number: str(mark()) for number, mark in marks.items() if callable(mark)}
+        found = {number: str(mark() or "") for number, mark in marks.items() if callable(mark)}
+        if nothing := [number for number, mark in found.items() if not mark]:
+            kind = type(self.datasets[nothing[0]]).__name__
+            raise ValueError(f"fingerprint() of dataset {nothing[0]} ({kind}) returned nothing: return text")
+        return found
 
     @property
     def _unmarked(self) -> Tensor:

@@ -191,6 +191,9 @@ class Training:
             found[key] = here if here is not None else there if there is not None else chosen.default(key)
             if found[key] and key not in chosen.parameters:
                 raise ValueError(f"{key}: the optimizer {chosen.name} has none; leave it out")
+        changes = self.schedule not in ("constant", Schedule()) or self.local_schedule != "constant"
+        if changes and "lr" not in chosen.parameters:
+            raise ValueError(f"schedule: the optimizer {chosen.name} has no learning rate that could change")
         if chosen.name == "sgd" and options["nesterov"] and (not found["momentum"] or options["dampening"]):
             raise ValueError("optimizer.nesterov needs a momentum above 0, and no dampening")
         if chosen.name == "sgd" and chosen.keep_state and not found["momentum"]:

@@ -122,8 +122,17 @@ def model_options(table: Table, classes: int) -> Table:
     parameters = inspect.signature(builder_of(table["name"])).parameters
     ours = {"name", *(key for key in WEIGHTS if key not in parameters)}
     options = {key: value for key, value in table.items() if key not in ours}
-    if "classes" in parameters:
+    if "classes" in parameters and classes:
         options.setdefault("classes", classes)
+    elif (
+        "classes" in parameters
+        and "classes" not in options
+        and parameters["classes"].default is inspect.Parameter.empty
+    ):
+        raise ValueError(
+            "the model needs the number of classes, which the data do not say: set model.classes, or give the dataset "
+            "`class_names`"
+        )
     if "width" in parameters:
         options.setdefault("width", 1.0)
     if options.get("config") == "":

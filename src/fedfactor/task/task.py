@@ -185,7 +185,10 @@ class Task:
         if only is not None:
             outputs = masked_logits(logits_of(outputs), only)
         if self.objective is not None:
-            return self.objective(outputs, batch)
+            found = self.objective(outputs, batch)
+            if not isinstance(found, Tensor) or found.numel() != 1:
+                check_loss(found)  # raises ValueError
+            return found
         own = None if isinstance(outputs, Tensor) else getattr(outputs, "loss", None)
         if own is not None:
             return own  # type: ignore[no-any-return]
