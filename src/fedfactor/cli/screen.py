@@ -216,7 +216,12 @@ class Watched:
         if not self.last:
             return Text("none has answered yet")
         failed, asked = len(self.last["failures"]), len(self.last["cohort"])
-        words = Text(f"round {self.round}: {asked - failed} of {asked} done, ")
+        done = f"{asked - failed} of {asked} done"
+        if (
+            "buffered" in self.last
+        ):  # these clients need not have started in this round
+            done = f"{len(self.last['buffered']['clients'])} replies used"
+        words = Text(f"round {self.round}: {done}, ")
         words.append(f"{failed} failed", "red" if failed else "")
         return words.append(f", {self.last['totals']['failures']} in all so far")
 

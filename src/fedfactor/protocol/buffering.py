@@ -46,13 +46,29 @@ class Buffering:
         """Return the factor of a change that began so many steps ago."""
         return float((1 + age) ** -self.staleness)
 
-    def refuses(self, method: Method, optimizer: Optimizer, fleet: Fleet | None) -> str | None:
-        """Return the reason why rounds of this kind cannot be combined with these, or `None`."""
+    def sizes(self, cohort: int, population: int) -> tuple[int, int]:
+        """Return how many clients train at a time, and how many replies fill the buffer; ValueError if too many."""
+        room, size = self.concurrency or cohort, self.buffer or 0
+        if not size <= room <= population:
+            raise ValueError(
+                f"rounds: a buffer of {size} replies needs at least as many clients at a time, which are {room}, and "
+                f"the population has {population}"
+            )
+        return room, size
+
+    def refuses(self, method: Method, optimizer: Optimizer, fleet: Fleet | None, streams: bool) -> str | None:
+        """Return the reason why rounds of this kind cannot be combined with these, or `None`.
+
+        `streams`: whether clients answer on their own, so that there is an order without a fleet.
+        """
         if not self.buffered:
             return None
-        if fleet is None:
-            return 'rounds.mode = "buffered" needs a [fleet]: its virtual clock says who answers first'
-        if fleet.deadline is not None or fleet.overselect > 1:
+        if fleet is None and not streams:
+            return (
+                'rounds.mode = "buffered" needs a [fleet], whose virtual clock says who answers first, or real clients '
+                "on Flower"
+            )
+        if fleet is not None and (fleet.deadline is not None or fleet.overselect > 1):
             return 'fleet.deadline and fleet.overselect are for synchronous rounds, and rounds.mode is "buffered"'
         if method.traits.space != "slice" or method.traits.moves_base or isinstance(method, Staged):
             return f"{method.name} needs synchronous rounds: replies to an earlier model do not fit the current one"

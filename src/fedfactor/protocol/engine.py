@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.setup import Setup
@@ -46,4 +46,17 @@ class Engine(Protocol):
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result per job."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine whose clients work on their own: their jobs may go on after a round."""
+
+    def stream(self, setup: Setup, jobs: Iterable[Job], room: int) -> Iterator[Done]:
+        """Keep `room` jobs under way, and yield results as they arrive, also of jobs of earlier calls.
+
+        The caller stops when it has enough results. Jobs that are under way then stay so. It ends by itself if nothing
+        is under way, and there are no more jobs.
+        """
         ...

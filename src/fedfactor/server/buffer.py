@@ -90,16 +90,9 @@ class Buffer:
         self, buffering: Buffering, rounds: Rounds, clock: Clock, population: int, seed: int,
         participant: Callable[[int, int], Participant],
     ) -> None:  # fmt: skip
-        assert buffering.buffer is not None  # `Buffering` checks this
-        size = rounds.cohort_size(population)
-        self._room = buffering.concurrency or size
-        if max(self._room, buffering.buffer) > population or buffering.buffer > self._room:
-            raise ValueError(
-                f"rounds: a buffer of {buffering.buffer} replies needs at least as many clients at a time, which are "
-                f"{self._room}, and the population has {population}"
-            )
-        self._rounds, self._size = rounds, buffering.buffer
-        self._clock, self._population, self._seed, self._participant = clock, population, seed, participant
+        self._room, self._size = buffering.sizes(rounds.cohort_size(population), population)
+        self._rounds, self._clock, self._population = rounds, clock, population
+        self._seed, self._participant = seed, participant
         self._last = BEGIN
 
     def window(self, round: int) -> Window:
@@ -113,7 +106,8 @@ class Buffer:
     def _next(self, before: Window) -> Window:
         waiting, second, round = list(before.active), before.end, before.round + 1
         started, arrived, failed = list[Active](), list[Participant](), list[Participant]()
-        candidates = self._candidates(round, {one.who.client for one in waiting})
+        active = {one.who.client for one in waiting}
+        candidates = idle_clients(self._rounds, self._seed, round, self._population, active)
         while len(arrived) < self._size:
             for client in candidates if len(waiting) < self._room else ():
                 timing = self._clock.timing(self._participant(client, round))
@@ -132,12 +126,13 @@ class Buffer:
                     (arrived if one.timing.fails_after == math.inf else failed).append(one.who)
         return Window(round, tuple(started), tuple(arrived), tuple(failed), tuple(waiting), before.end, second)
 
-    def _candidates(self, round: int, active: set[int]) -> Iterator[int]:
-        """Yield clients that do not train: first the cohort that a synchronous round has, then all others."""
-        cohort = self._rounds.cohort_of(self._seed, round, self._population)
-        yield from (client for client in cohort if client not in active)
-        others = numpy_rng(self._seed, "others", round).permutation(self._population)
-        yield from (int(client) for client in others if client not in {*active, *cohort})
+
+def idle_clients(rounds: Rounds, seed: int, round: int, population: int, active: set[int]) -> Iterator[int]:
+    """Yield the clients that do not train: first the cohort that a synchronous round has, then all others."""
+    cohort = rounds.cohort_of(seed, round, population)
+    yield from (client for client in cohort if client not in active)
+    others = numpy_rng(seed, "others", round).permutation(population)
+    yield from (int(client) for client in others if client not in {*active, *cohort})
 
 
 def put(store: Store, version: int, reply: Reply) -> None:

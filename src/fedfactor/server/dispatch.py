@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedfactor.profile import span
 from fedfactor.protocol.coding import code_down, decode_down, prefixed
-from fedfactor.protocol.engine import Done, Engine, Job
+from fedfactor.protocol.engine import Done, Engine, Job, StreamingEngine
 from fedfactor.protocol.message import BadMessage, Bytes, Encoder, Message, NotFinite, decode
 from fedfactor.protocol.method import Participant, same_for_all
 from fedfactor.protocol.places import Places
@@ -181,6 +181,8 @@ class Dispatch:
         traits = setup.method.traits
         self._places_change = keep and traits.adapts and (traits.moves or capacities.dynamic)
         """Whether clients keep tensors whose sizes or places change between rounds."""
+        self.tests_always = False
+        """Whether all clients that train also measure their model: nobody knows in which round they will answer."""
 
     def participant(self, client: int, round: int) -> Participant:
         """Return a client with the capacity it has in a round."""
@@ -239,7 +241,7 @@ class Dispatch:
                 job = replace(job, who=who)
             fields: dict[str, Any] = {"client": who.client, "round": round, "capacity": who.capacity}
             fields["lr"] = training.rate(round, self._rounds.rounds)
-            fields["test"] = kind == "train" and self._rounds.due(round + 1)
+            fields["test"] = kind == "train" and (self.tests_always or self._rounds.due(round + 1))
             if kind == "train" and self._places_change:
                 trained = sorted(setup.trained(who.capacity) & job.plan.keys())
                 fields["places"] = Places({name: job.plan[name] for name in trained}).written()
@@ -274,9 +276,9 @@ class Dispatch:
         equal ones start in the order of the cohort. The clients' new states are staged in the store as they come.
         """
         order = sorted(cohort, key=lambda who: -work(who))
-        sent, answers, failures, t = SentJobs(), Answers(), dict[int, Failure](), server.round
+        sent, answers, failures = SentJobs(), Answers(), dict[int, Failure]()
         silent = {who.client: None for who in order}
-        turns = Turns(silent, store.scratch, lambda client, data: self._accept(Done(client, data), sent.get(client), t))
+        turns = Turns(silent, store.scratch, lambda client, data: self._accept(Done(client, data), sent.get(client)))
 
         def settle(client: int, outcome: Outcome, data: Bytes | None) -> None:
             del silent[client]
@@ -288,32 +290,61 @@ class Dispatch:
                 answers.reports.append(settled[1])
                 sent.drop(settled[0].client)
 
-        for done in self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent)):
-            if done.late:
-                answers.late += 1
-                continue
-            if done.client not in silent or done.client not in sent:
-                answers.failures.append(Failure(done.client, "was not asked in this round, or answered twice"))
-                continue
-            answers.bytes_up += len(done.reply or b"")
-            answers.busy = max(answers.busy, done.seconds)
-            outcome = self._accept(done, sent.get(done.client), t)
-            if not isinstance(outcome, Failure) and done.state is not None:
-                store.stage(t + 1, "client", done.client, done.state)
-            failed = outcome.reason if isinstance(outcome, Failure) else None
-            on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": len(cohort)})
-            settle(done.client, outcome, done.reply)
+        results = self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent))
+        found = self.outcomes(results, sent, silent, answers, server, store, on_event, len(cohort))
+        for client, outcome, data in found:
+            settle(client, outcome, data)
         for client in list(silent):
             settle(client, Failure(client, "did not answer"), None)
         answers.bytes_down = sent.bytes
         answers.failures += [failures[who.client] for who in cohort if who.client in failures]
         return answers
 
-    def _accept(self, done: Done, sent: SentJob, round: int) -> Outcome:
+    def outcomes(
+        self,
+        results: Iterable[Done],
+        sent: SentJobs,
+        awaited: Container[int],
+        answers: Answers,
+        server: Server,
+        store: Store,
+        on_event: Callable[[dict[str, Any]], None],
+        of: int,
+    ) -> Iterator[tuple[int, Outcome, Bytes | None]]:
+        """Yield client, outcome and reply of each result that is awaited, in the order in which they come.
+
+        Bytes up, late and unexpected results are counted in `answers`, new states of clients staged in the store.
+        """
+        t = server.round
+        for done in results:
+            if done.late:
+                answers.late += 1
+                continue
+            if done.client not in awaited or done.client not in sent:
+                answers.failures.append(Failure(done.client, "was not asked in this round, or answered twice"))
+                continue
+            answers.bytes_up += len(done.reply or b"")
+            answers.busy = max(answers.busy, done.seconds)
+            outcome = self._accept(done, sent.get(done.client))
+            if not isinstance(outcome, Failure) and done.state is not None:
+                store.stage(t + 1, "client", done.client, done.state)
+            failed = outcome.reason if isinstance(outcome, Failure) else None
+            on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": of})
+            yield done.client, outcome, done.reply
+
+    def stream(
+        self, server: Server, view: Tensors, clients: Iterable[Participant], store: States, sent: SentJobs, room: int
+    ) -> Iterator[Done]:
+        """Keep `room` clients busy, and yield the results as they arrive, also those of jobs of earlier rounds."""
+        assert isinstance(self._engine, StreamingEngine)  # `Buffering.refuses` checks this
+        return self._engine.stream(self._setup, self.jobs("train", server, view, clients, store, sent), room)
+
+    def _accept(self, done: Done, sent: SentJob) -> Outcome:
         """Decode and validate one reply. An invalid reply becomes a Failure of this client; the round goes on."""
         if done.reply is None:
             return Failure(done.client, done.failure, done.fault)
         try:
+            round = sent.who.round
             return check_upload(self._setup.at(round), self._decoded(done.client, done.reply), sent, round)
         except BadMessage as error:
             return Failure(done.client, str(error), fault=not str(error).startswith(DIVERGED))

@@ -20,7 +20,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.profile import span, timed
 from fedfactor.protocol.aggregation import MEAN, Aggregation
 from fedfactor.protocol.buffering import SYNCHRONOUS, Buffering
-from fedfactor.protocol.engine import Engine
+from fedfactor.protocol.engine import Engine, StreamingEngine
 from fedfactor.protocol.fleet import Fleet
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.method import Diagnostics, Networks, ObservedRound, Participant, Staged
@@ -32,6 +32,7 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
+from fedfactor.server.arrivals import Arrivals
 from fedfactor.server.buffer import Buffer, Window, inbox
 from fedfactor.server.calibrate import Calibration
 from fedfactor.server.clock import Clock, Timeline
@@ -92,7 +93,8 @@ class Federation:
         cohort = self.rounds.cohort_size(self.population)
         if reason := self.aggregation.refuses(setup.method, setup.optimizer, cohort):
             raise ValueError(reason)
-        if reason := self.buffering.refuses(setup.method, setup.optimizer, self.fleet):
+        streams = isinstance(self.engine, StreamingEngine)
+        if reason := self.buffering.refuses(setup.method, setup.optimizer, self.fleet, streams):
             raise ValueError(reason)
         if self.buffering.buffered and self.aggregation.strikes:
             raise ValueError('aggregation.strikes is for synchronous rounds, and rounds.mode is "buffered"')
@@ -115,10 +117,13 @@ class Federation:
                 raise ValueError("privacy counts means of whole cohorts: leave out [aggregation] and [rounds]")
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self._faults = Counter[int]()
-        self.buffer = None
+        self.buffer = self.arrivals = None
+        seed = setup.training.seed
         if self.buffering.buffered and self.clock:
-            seed, participant = setup.training.seed, self.dispatch.participant
+            participant = self.dispatch.participant
             self.buffer = Buffer(self.buffering, self.rounds, self.clock, self.population, seed, participant)
+        elif self.buffering.buffered:
+            self.arrivals = Arrivals(self.buffering, self.rounds, self.population, seed, self.dispatch)
         self._calibration: Calibration | None = None
 
     def _check_levels(self) -> None:
@@ -280,9 +285,11 @@ class Federation:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
         private = self.privacy
         window = self.buffer.window(t) if self.buffer else None
-        cohort, asked, wanted, timeline = self._buffered(window) if window else self._synchronous(server)
-        # With privacy, nothing depends on who takes part.
-        levels = self.capacities.levels if private else [who.capacity for who in cohort]
+        live = self.arrivals
+        taking = live.begin() if live else self._buffered(window) if window else self._synchronous(server)
+        cohort, asked, wanted, timeline = taking
+        # With privacy, nothing depends on who takes part; by real arrival, nobody knows who will.
+        levels = self.capacities.levels if private or live else [who.capacity for who in cohort]
         networks = {level: setup.network(level) for level in levels}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
@@ -292,7 +299,11 @@ class Federation:
         receive, missing = (
             inbox(window, self.buffering, self.store, setup, view, fold.add) if window else (fold.add, [])
         )
-        answers = self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
+        answers = (
+            live.train(server, view, self.store, self.on_event, receive)
+            if live
+            else self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
+        )
         reports = answers.reports
         answers.failures += missing + (timeline.failures if timeline else [])
         self._check_quorum(t, wanted, len(fold.figures), answers.failures)
@@ -327,8 +338,8 @@ class Federation:
         }
         if timeline:
             event["clock"] = timeline.event()
-        if window:
-            event["buffered"] = window.event()
+        if buffered := window or live:
+            event["buffered"] = buffered.event()
         if self.left_out:
             event["left_out"] = self.left_out
         if spent:

@@ -2,7 +2,7 @@
 
 Private state stays on the client's device: a job names the state to start from by its SHA-256, the answer names the new
 state, and the server commits that receipt (`protocol/states.py`). The engine checks who sent an answer and to which
-job; the federation checks its content. Answers that arrive after the end of their round are dropped and counted.
+job; the federation checks its content. Answers that arrive after their deadline are dropped and counted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FlowerEngine:
     grid: Grid
     roster: Roster
     deadline: float = 3600.0
-    """Seconds that clients have to answer, counted from when the last job of the round was sent."""
+    """Seconds that clients have to answer, from when the round's last job was sent; in `stream`, from their own."""
     quorum: float = 0.5
     """Share of the clients that must be connected before a round starts."""
     wait: float = 600.0
@@ -53,6 +53,8 @@ class FlowerEngine:
     """Longest pause between two pulls, in seconds."""
     restart_lost: bool = False
     """Whether a client that has lost its state starts from the initial state; otherwise its jobs fail."""
+    _under_way: dict[str, Sent] = field(default_factory=dict)
+    """Jobs of `stream`, which go on between its calls."""
     _late: dict[str, Sent] = field(default_factory=dict)
     _inbox: Inbox = field(default_factory=Inbox)
 
@@ -64,35 +66,46 @@ class FlowerEngine:
 
     def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
         """Yield one result per job as answers arrive, and one `late` result per answer to a job of an earlier round."""
+        return self._collect(jobs, {}, math.inf)
+
+    def stream(self, setup: Setup, jobs: Iterable[Job], room: int) -> Iterator[Done]:
+        """Keep `room` jobs under way, and yield results as answers arrive: see `StreamingEngine`."""
+        return self._collect(jobs, self._under_way, room)
+
+    def _collect(self, jobs: Iterable[Job], waiting: dict[str, Sent], room: float) -> Iterator[Done]:
+        """Send jobs while there is room, and yield results, until there is neither a job nor anybody to wait for."""
         self.roster.gather(self.grid, math.ceil(self.quorum * self.roster.population), self.wait)
-        waiting: dict[str, Sent] = {}
-        looked = time.monotonic()
-        for job in jobs:
-            try:
-                number, sent = self._send(job)
-            except Unsent as error:
-                yield Done(job.client, None, failure=str(error))
-            else:
-                waiting[number] = sent
-            if time.monotonic() - looked >= self.poll:  # sending to many clients takes long, and answers pile up
-                yield from self._answers(waiting)
-                looked = time.monotonic()
-        end, pause = time.monotonic() + self.deadline, SHORTEST_PAUSE
-        while waiting:
+        now = time.monotonic()
+        self._late = {number: sent for number, sent in self._late.items() if now - sent.at < self._life}
+        jobs, pause, last = iter(jobs), SHORTEST_PAUSE, now
+        while True:
+            begun, job = time.monotonic(), None
+            while len(waiting) < room and (job := next(jobs, None)):
+                try:
+                    number, sent = self._send(job)
+                except Unsent as error:
+                    yield Done(job.client, None, failure=str(error))
+                else:
+                    waiting[number], last = sent, sent.at
+                if time.monotonic() - begun >= self.poll:  # sending to many clients takes long, and answers pile up
+                    break
+            if not (job or waiting):
+                return
             looked, count = time.monotonic(), len(waiting) + len(self._late)
             yield from self._answers(waiting)
-            if waiting and time.monotonic() >= end:
-                break
+            if job:
+                continue
+            now = time.monotonic()
+            ends = {number: self.deadline + (last if room == math.inf else one.at) for number, one in waiting.items()}
+            for number in [number for number, end in ends.items() if now >= end]:
+                self._late[number] = waiting.pop(number)
+                failure = f"did not answer within {self.deadline:g} seconds"
+                yield Done(self._late[number].client, None, failure=failure)
             pause = SHORTEST_PAUSE if len(waiting) + len(self._late) < count else min(2 * pause, self.poll)
             if waiting:
                 # With many clients, pause at least as long as the pulls took: the SuperLink also serves the nodes.
-                now = time.monotonic()
-                time.sleep(min(max(pause, now - looked), max(0.0, end - now)))
-        self._late.update(waiting)
-        now = time.monotonic()
-        self._late = {number: sent for number, sent in self._late.items() if now - sent.at < self._life}
-        for sent in waiting.values():
-            yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
+                next_end = min(ends[number] for number in waiting)
+                time.sleep(min(max(pause, now - looked), max(0.0, next_end - now)))
 
     def most_samples(self, client: int) -> int | None:
         """Return the number of examples that a client enrolled with; `None` if it is not known."""
