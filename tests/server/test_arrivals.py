@@ -17,6 +17,7 @@ from fedfactor.runs.execute import run as run_inline
 from fedfactor.runs.recipe import Recipe
 from fedfactor.server.dispatch import QuorumLost
 from fedfactor.server.result import Result
+from tests.helpers.deployment import events
 from tests.helpers.grid import FIRST_ID, Deployment, kind_of, outcome, recipe
 
 
@@ -173,14 +174,34 @@ def test_a_node_that_is_lost_is_replaced_and_its_state_stays(tmp_path: Path) -> 
 
 
 def test_a_client_has_the_deadline_from_its_own_job_and_its_late_reply_is_dropped(tmp_path: Path) -> None:
-    """Client 1 is slower than the deadline. Its job fails while the others go on; its answer is counted as late."""
-    slow = Deployment(tmp_path, buffered(steps=6), deadline=0.4)
-    slow.grid.delay = {FIRST_ID: 0.1, FIRST_ID + 1: 0.6, FIRST_ID + 2: 0.1, FIRST_ID + 3: 0.1}
-    events = rounds_of(slow.serve())
-    assert all(1 not in event["buffered"]["clients"] for event in events)
-    failures = [failure for event in events for failure in event["failures"]]
-    assert failures and {tuple(one.values()) for one in failures} == {(1, "did not answer within 0.4 seconds")}
-    assert sum(event.get("late", 0) for event in events) >= 1
+    """Client 1 is silent, until its deadline has passed and it has got another job; meanwhile, the others go on."""
+    deployed = Deployment(tmp_path, buffered(steps=100), deadline=0.2)
+    silent, grid = FIRST_ID + 1, deployed.grid
+    grid.delay[silent] = math.inf
+
+    def wake(message: Message, reply: Message) -> Message:
+        if len([one for one in grid.pushed if kind_of(one) == "train" and one.metadata.dst_node_id == silent]) == 2:
+            grid._due = dict.fromkeys(grid._due, 0.0)
+            grid.delay = {}
+        return reply
+
+    def end(message: Message, reply: Message) -> Message:
+        if any("late" in event for event in events(deployed.run_dir)):
+            raise Killed
+        return reply
+
+    grid.tamper = {silent: wake, FIRST_ID: end}
+    with pytest.raises(Killed):
+        deployed.serve()
+    found = events(deployed.run_dir)
+    failures = [failure for event in found for failure in event["failures"]]
+    assert failures == [{"client": 1, "reason": "did not answer within 0.2 seconds"}]
+    failed = next(place for place, event in enumerate(found) if event["failures"])
+    assert all(1 in event["buffered"]["training"] for event in found[:failed])
+    assert [event.get("late", 0) for event in found].count(1) == 1 and failed < len(found) - 1
+    assert all(age <= 1 for event in found for age in event["buffered"]["ages"]), (
+        "the first job of client 1 is not used"
+    )
 
 
 def test_too_few_valid_replies_end_the_run_with_the_reason(tmp_path: Path) -> None:

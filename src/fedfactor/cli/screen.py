@@ -217,9 +217,7 @@ class Watched:
             return Text("none has answered yet")
         failed, asked = len(self.last["failures"]), len(self.last["cohort"])
         done = f"{asked - failed} of {asked} done"
-        if (
-            "buffered" in self.last
-        ):  # these clients need not have started in this round
+        if "buffered" in self.last:  # these clients need not have started in this round
             done = f"{len(self.last['buffered']['clients'])} replies used"
         words = Text(f"round {self.round}: {done}, ")
         words.append(f"{failed} failed", "red" if failed else "")

@@ -91,35 +91,42 @@ class FlowerEngine:
                     break
             if not (job or waiting):
                 return
+            # The jobs of a round have one deadline, from when all of them were sent.
+            since = None if room < math.inf else math.inf if job else last
             looked, count = time.monotonic(), len(waiting) + len(self._late)
-            yield from self._answers(waiting)
-            if job:
+            yield from self._answers(waiting, since)
+            if job or not waiting:
                 continue
-            now = time.monotonic()
-            ends = {number: self.deadline + (last if room == math.inf else one.at) for number, one in waiting.items()}
-            for number in [number for number, end in ends.items() if now >= end]:
-                self._late[number] = waiting.pop(number)
-                failure = f"did not answer within {self.deadline:g} seconds"
-                yield Done(self._late[number].client, None, failure=failure)
             pause = SHORTEST_PAUSE if len(waiting) + len(self._late) < count else min(2 * pause, self.poll)
-            if waiting:
-                # With many clients, pause at least as long as the pulls took: the SuperLink also serves the nodes.
-                next_end = min(ends[number] for number in waiting)
-                time.sleep(min(max(pause, now - looked), max(0.0, next_end - now)))
+            # With many clients, pause at least as long as the pulls took: the SuperLink also serves the nodes.
+            now, end = time.monotonic(), min(self._end(sent, since) for sent in waiting.values())
+            time.sleep(min(max(pause, now - looked), max(0.0, end - now)))
 
     def most_samples(self, client: int) -> int | None:
         """Return the number of examples that a client enrolled with; `None` if it is not known."""
         return self.roster.samples_of(client)
 
-    def _answers(self, waiting: dict[str, Sent]) -> Iterator[Done]:
-        """Yield the results that have arrived. An answer is pulled when the one before it has been used."""
-        for answer in self._inbox.pull(self.grid, [*waiting, *self._late]):
-            if answer.to in waiting:
-                yield self._done(waiting.pop(answer.to), answer)
-            elif answer.to in self._late:
-                sent = self._late.pop(answer.to)
-                if answer.content is not None:
-                    yield Done(sent.client, None, late=True)
+    def _answers(self, waiting: dict[str, Sent], since: float | None) -> Iterator[Done]:
+        """Yield the results that have arrived, and failures of jobs whose time is over: see `_end`.
+
+        An answer is pulled when the one before it has been used. Late ones come first, then those of the oldest jobs:
+        the caller of `stream` may stop at any result.
+        """
+        for number in [*self._late, *waiting]:
+            for answer in self._inbox.pull(self.grid, [number]):
+                if number in waiting:
+                    yield self._done(waiting.pop(number), answer)
+                else:
+                    sent = self._late.pop(number)
+                    if answer.content is not None:
+                        yield Done(sent.client, None, late=True)
+            if number in waiting and time.monotonic() >= self._end(waiting[number], since):
+                sent = self._late[number] = waiting.pop(number)
+                yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
+
+    def _end(self, sent: Sent, since: float | None) -> float:
+        """Return when the time of a job is over, counted from `since`; if this is `None`, from when it was sent."""
+        return self.deadline + (sent.at if since is None else since)
 
     @property
     def _life(self) -> float:
