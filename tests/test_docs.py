@@ -381,3 +381,14 @@ def test_the_committed_picture_has_the_demos_two_methods() -> None:
     text = (ROOT / "docs" / "demo.svg").read_text()
     ET.fromstring(text)
     assert re.search(r"fedavg: 0\.9\d+ after 228\.\d MB; fedpara: 0\.9\d+ after 29\.\d MB", text)
+
+
+def test_the_bytes_and_seconds_of_the_evidence_are_computed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The script prints the numbers of the page on time."""
+    costs = runpy.run_path(str(ROOT / "docs" / "evidence" / "times.py"))
+    costs["main"]("fedpara/figure3-cifar10", "fedpara-0.1-iid", "500")
+    *_, line = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[2:8] == ["6,197,952", "6,197,984", "337.9", "47.29 s", "9.46 s", "1.89 s"]
+    page = (ROOT / "docs" / "evidence" / "time.md").read_text()
+    assert all(number in page for number in cells[2:4])
