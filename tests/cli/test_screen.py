@@ -45,6 +45,12 @@ def test_the_live_screen_has_round_accuracy_trend_traffic_clients_and_time_left(
     assert "round 3: 4 of 4 done, 0 failed" in text
 
 
+def test_a_buffered_round_shows_the_replies_that_it_used_whenever_their_clients_started() -> None:
+    run, lost = watched(), [{"client": 7, "reason": "did not answer"}]
+    run.hear({**round_event(4, 0.7), "cohort": [], "failures": lost, "buffered": {"clients": [1, 2], "ages": [0, 3]}})
+    assert "round 4: 2 replies used, 1 failed" in shown(run)
+
+
 def test_a_falling_error_is_shown_as_better() -> None:
     run = Watched("prices", rounds=3)
     run.hear({"event": "start", "metric": {"name": "mae", "higher_is_better": False}})
