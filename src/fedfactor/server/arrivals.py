@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedfactor.protocol.buffering import Buffering
+from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.method import Participant
 from fedfactor.protocol.plan import Reply, Tensors
 from fedfactor.protocol.settings import Rounds
 from fedfactor.server.buffer import idle_clients
-from fedfactor.server.dispatch import Answers, Dispatch, Failure, SentJobs
+from fedfactor.server.dispatch import Answers, Dispatch, Failure, Outcome, SentJobs
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
 
@@ -58,17 +59,20 @@ class Arrivals:
         """
         answers, before, sent, t = Answers(), self._sent.bytes, self._sent, server.round
         results = self._dispatch.stream(server, view, self._starting(t), store, sent, self._room)
-        found = self._dispatch.outcomes(results, sent, self._training, answers, server, store, on_event, self._size)
-        for client, outcome, _ in found:
+
+        def use(client: int, outcome: Outcome, data: Bytes | None) -> None:
             sent.drop(client)
             who, since = self._training.pop(client)
             if isinstance(outcome, Failure):
                 answers.failures.append(outcome)
-                continue
+                return
             reply, report = outcome
             add(reply.scaled(self._buffering.weight(t - who.round)))
             answers.reports.append(report)
             self._arrived.append((client, t - who.round, round(time.monotonic() - since, 3)))
+
+        training = self._training
+        for _ in self._dispatch.receive(results, sent, training, answers, server, store, on_event, self._size, use):
             if len(self._arrived) == self._size:
                 break
         answers.bytes_down = sent.bytes - before

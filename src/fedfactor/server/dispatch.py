@@ -291,16 +291,15 @@ class Dispatch:
                 sent.drop(settled[0].client)
 
         results = self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent))
-        found = self.outcomes(results, sent, silent, answers, server, store, on_event, len(cohort))
-        for client, outcome, data in found:
-            settle(client, outcome, data)
+        for _ in self.receive(results, sent, silent, answers, server, store, on_event, len(cohort), settle):
+            pass
         for client in list(silent):
             settle(client, Failure(client, "did not answer"), None)
         answers.bytes_down = sent.bytes
         answers.failures += [failures[who.client] for who in cohort if who.client in failures]
         return answers
 
-    def outcomes(
+    def receive(
         self,
         results: Iterable[Done],
         sent: SentJobs,
@@ -310,10 +309,12 @@ class Dispatch:
         store: Store,
         on_event: Callable[[dict[str, Any]], None],
         of: int,
-    ) -> Iterator[tuple[int, Outcome, Bytes | None]]:
-        """Yield client, outcome and reply of each result that is awaited, in the order in which they come.
+        use: Callable[[int, Outcome, Bytes | None], None],
+    ) -> Iterator[None]:
+        """Call `use` with client, outcome and reply of each awaited result, in the order in which they come.
 
-        Bytes up, late and unexpected results are counted in `answers`, new states of clients staged in the store.
+        Yield after each, so that the caller can stop. Bytes up, late and unexpected results are counted in `answers`,
+        new states of clients staged in the store.
         """
         t = server.round
         for done in results:
@@ -330,7 +331,9 @@ class Dispatch:
                 store.stage(t + 1, "client", done.client, done.state)
             failed = outcome.reason if isinstance(outcome, Failure) else None
             on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": of})
-            yield done.client, outcome, done.reply
+            use(done.client, outcome, done.reply)
+            del done, outcome  # while the engine waits for the next one
+            yield
 
     def stream(
         self, server: Server, view: Tensors, clients: Iterable[Participant], store: States, sent: SentJobs, room: int

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from fedfactor.engines.flower.adapter import Grid, Inbox, NodeAnswer, instruction, pack, push, unpack
 from fedfactor.engines.flower.roster import Roster
@@ -113,16 +114,19 @@ class FlowerEngine:
         the caller of `stream` may stop at any result.
         """
         for number in [*self._late, *waiting]:
-            for answer in self._inbox.pull(self.grid, [number]):
-                if number in waiting:
-                    yield self._done(waiting.pop(number), answer)
-                else:
-                    sent = self._late.pop(number)
-                    if answer.content is not None:
-                        yield Done(sent.client, None, late=True)
+            # No variable holds an answer while it is used.
+            pulled = self._inbox.pull(self.grid, [number])
+            yield from filter(None, map(partial(self._result, waiting), pulled))
             if number in waiting and time.monotonic() >= self._end(waiting[number], since):
                 sent = self._late[number] = waiting.pop(number)
                 yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
+
+    def _result(self, waiting: dict[str, Sent], answer: NodeAnswer) -> Done | None:
+        """Return the result in an answer; `None` if nobody waits for it."""
+        if answer.to in waiting:
+            return self._done(waiting.pop(answer.to), answer)
+        sent = self._late.pop(answer.to, None)
+        return None if sent is None or answer.content is None else Done(sent.client, None, late=True)
 
     def _end(self, sent: Sent, since: float | None) -> float:
         """Return when the time of a job is over, counted from `since`; if this is `None`, from when it was sent."""
