@@ -64,7 +64,7 @@ def measure_store(rounds: int = 1_000, cohort: int = 100) -> None:
             for client in rng.sample(range(1_000_000), cohort):
                 store.stage(version, "client", client, version.to_bytes(4) * 500)
             start = time.perf_counter()
-            store.commit(version, bytes(100_000), {"round": version})
+            store.commit(version, [bytes(100_000)], {"round": version})
             commits.append(time.perf_counter() - start)
         start = time.perf_counter()
         DiskStore(Path(directory))

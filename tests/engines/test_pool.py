@@ -101,14 +101,43 @@ def test_shared_buffers_grow_and_are_read_in_place() -> None:
     kept: list[Any] = []
     path = shared_file(kept)
     writer, reader = SharedBuffer(path), SharedBuffer(path)
-    for parts in ([b"abc", None], [b"x" * 1000, b"yz"], [b"", b"z" * 100000], [b"abc", b"de"]):
-        found = reader.read(writer.write(*parts))
-        assert [None if part is None else bytes(part) for part in found] == parts
-    (view,) = reader.read(writer.write(b"one"))
-    writer.write(b"two")
+    for contents in ([[b"abc"], None], [[b"x" * 1000, b"w"], [b"yz"]], [[b""], [b"z" * 100000]], [[b"abc"], [b"de"]]):
+        wanted = [None if parts is None else b"".join(parts) for parts in contents]
+        sizes = writer.write(*contents)
+        assert [None if view is None else bytes(view) for view in reader.read(sizes)] == wanted
+        assert reader.take(sizes) == wanted
+    (view,) = reader.read(writer.write([b"one"]))
+    writer.write([b"two"])
     assert view == b"two"
     for end in (writer, reader, *kept):
         end.close()
+
+
+def test_large_messages_are_not_prepared_ahead_and_leave_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"rounds": 2, "cohort": 6, "evaluate_clients": "none"}
+    wanted = lasting(run("pfedpara", **settings))
+    monkeypatch.setattr("fedfactor.engines.pool.LARGE_BYTES", 1000)
+    monkeypatch.setattr("fedfactor.engines.pool.PIECE_BYTES", 5000)
+    made, done = [0], [0]
+
+    class Watching(Pool):
+        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+            def counted() -> Iterator[Job]:
+                for job in jobs:
+                    made[0] += 1
+                    assert made[0] - done[0] <= 2, "more than the two jobs of the workers"
+                    yield job
+
+            for answer in super().run(setup, counted()):
+                done[0] += 1
+                yield answer
+
+    with Watching(2) as pool:
+        assert lasting(run("pfedpara", engine=pool, **settings)) == wanted
+        replies = [file.fileno() for worker in pool._workers for file in worker.files]
+        buffers = [*map(os.stat, pool._paths), *map(os.fstat, replies)]
+    assert max(one.st_size for one in buffers) > 1000
+    assert sum(one.st_blocks for one in buffers) == 0
 
 
 def test_calibration_runs_in_workers_too() -> None:

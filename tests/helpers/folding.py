@@ -43,4 +43,4 @@ def commit(
     for section, mine in states.items():
         for client, state in mine.items():
             store.stage(version, section, client, state)
-    store.commit(version, server, info)
+    store.commit(version, [server], info)

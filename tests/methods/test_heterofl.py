@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedfactor.methods import HeteroFL, Participant
-from fedfactor.protocol.message import BadMessage
+from fedfactor.protocol.message import BadMessage, joined
 from fedfactor.protocol.plan import Piece, Reply, pull
 from fedfactor.protocol.validation import check_labels
 from fedfactor.task import Task, masked_logits
@@ -135,7 +135,7 @@ def test_what_no_client_has_trained_is_silent() -> None:
     x = data().train[0][:5]
     torch.testing.assert_close(result.model_at(1.0)(x), result.model_at(0.5)(x))
     again = type(result.server).from_bytes(
-        result.server.to_bytes(), {"round": result.server.round, "totals": result.server.totals}
+        joined(result.server.to_parts()), {"round": result.server.round, "totals": result.server.totals}
     )
     assert {name: mask.tolist() for name, mask in again.untrained.items()} == {
         name: mask.tolist() for name, mask in result.server.untrained.items()

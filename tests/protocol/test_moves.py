@@ -10,7 +10,7 @@ import torch
 from fedfactor import Tune
 from fedfactor.methods import FedExLora, FLoRA, Method
 from fedfactor.protocol.coding import sections
-from fedfactor.protocol.message import BadMessage, Message, decode, encode
+from fedfactor.protocol.message import BadMessage, Message, decode, encode, joined
 from fedfactor.protocol.moves import Moves, caught_up, moved
 from fedfactor.protocol.plan import Tensors
 from fedfactor.server.state import Server
@@ -70,7 +70,7 @@ def test_all_clients_come_to_the_same_bits_whatever_they_had() -> None:
 
 def test_a_round_without_a_move_is_remembered_in_a_checkpoint() -> None:
     moves = after(2).then(3, {}).then(4, low_rank(4))
-    opened = Server.from_bytes(Server(4, {}, {}, moves=moves).to_bytes(), {"round": 4, "totals": {}}).moves
+    opened = Server.from_bytes(joined(Server(4, {}, {}, moves=moves).to_parts()), {"round": 4, "totals": {}}).moves
     assert [*opened.log] == [*moves.log] == [1, 2, 3, 4] and opened.log[3] == {}
     assert bytes(opened.since(2)["moves/message"].numpy()) == bytes(moves.since(2)["moves/message"].numpy())
 

@@ -63,7 +63,7 @@ def test_a_run_from_before_settings_were_renamed_resumes_once_its_recipe_is_edit
     path.write_text(text.replace("batch_size", "batch").replace("max_grad_norm", "clip"))
     store = DiskStore(tmp_path / "old" / "checkpoint")
     server, info = store.last() or (b"", {})
-    store.commit(2, server, {**info, "settings": {old.get(key, key): v for key, v in info["settings"].items()}})
+    store.commit(2, [server], {**info, "settings": {old.get(key, key): v for key, v in info["settings"].items()}})
     before = contents(path.parent)
     renamed = r"recipe\.toml: train\.batch is now train\.batch_size; train\.clip is now train\.max_grad_norm"
     for use in (lambda: run(recipe(), path.parent, resume=True), lambda: load(path.parent)):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from fedfactor.engines import Done, Inline, Job
-from fedfactor.protocol.message import decode
+from fedfactor.protocol.message import Bytes, Message, decode
 from fedfactor.protocol.plan import Reply
 from fedfactor.protocol.setup import Setup
 from fedfactor.server import dispatch
@@ -45,6 +47,22 @@ def trained(
     return federation.dispatch.train(server, server.tensors, cohort, store, longest, listen, replies.append), replies
 
 
+def test_no_reply_is_in_memory_while_another_one_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With early replies on disk, as large ones are."""
+    monkeypatch.setattr(dispatch, "KEPT_BYTES", 0)
+    held: list[weakref.ref[Tensor]] = []
+
+    def watched(data: Bytes) -> Message:
+        assert not [one for one in held if one() is not None]
+        message = decode(data)
+        held.extend(map(weakref.ref, message.tensors.values()))
+        return message
+
+    monkeypatch.setattr(dispatch, "decode", watched)
+    run(engine=Changing(lambda done: [done[2], done[1], done[0], *done[3:]]), rounds=1, cohort=6)
+    assert len(held) > 6
+
+
 def test_replies_are_folded_in_the_order_of_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`trained` estimates that jobs of smaller numbers take longest: they start first, whoever answers first."""
     engine, events = Recording(), list[dict[str, Any]]()
@@ -73,11 +91,11 @@ def test_early_replies_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -
     turns = dispatch.Turns(
         order, None, lambda client, data: (spooled.append(client), Failure(client, bytes(data).decode()))[1]
     )
-    out = [
-        one for client in order[:0:-1] for one in turns.put(client, (reply, {"client": client}), str(client).encode())
-    ]
-    assert out == [] and spooled == []
-    out = list(turns.put(0, Failure(0, "died"), b""))
+    for client in order[:0:-1]:
+        turns.put(client, (reply, {"client": client}), str(client).encode())
+    assert not list(turns.due()) and spooled == []
+    turns.put(0, Failure(0, "died"), b"")
+    out = list(turns.due())
     assert [one.reason if isinstance(one, Failure) else one[1]["client"] for one in out] == ["died", "1", "2", "3", 4]
     assert spooled == [1, 2, 3]
 

@@ -7,6 +7,7 @@ import hashlib
 import torch
 
 from fedfactor.nn.state import weights_sha256
+from fedfactor.protocol.message import joined
 from fedfactor.protocol.states import receipt
 from fedfactor.server.state import Server, private_sha256
 from fedfactor.server.store import MemoryStore
@@ -37,7 +38,7 @@ def test_a_server_survives_being_written() -> None:
         {"bytes_up": 12.0},
         {0.1: {"norm": torch.randn(2, 4)}, 1.0: {"norm": torch.zeros(2, 4)}},
     )
-    again = Server.from_bytes(server.to_bytes(), {"round": 3, "totals": {"bytes_up": 12.0}})
+    again = Server.from_bytes(joined(server.to_parts()), {"round": 3, "totals": {"bytes_up": 12.0}})
     assert (again.round, again.totals) == (3, {"bytes_up": 12.0})
     assert weights_sha256(again.tensors) == weights_sha256(server.tensors)
     assert list(again.optimizer) == ["empty", "m"] and again.optimizer["empty"] == {}

@@ -20,7 +20,7 @@ def full(tmp_path: Path) -> Path:
 def test_a_full_disk_is_named(full: Path) -> None:
     for write in (
         lambda: write_file(full, b"x"),
-        lambda: write_file(full, b"x", "ab"),
+        lambda: write_file(full, b"x", mode="ab"),
         lambda: write_text(full, "x"),
         lambda: write_atomically(full.with_name("report"), "x"),
     ):

@@ -4,7 +4,7 @@ There is one worker per core, with one torch thread each. Workers are forked fro
 torch, so they start quickly. Each has a pipe of its own, so a killed worker cannot hold a shared lock. Messages and the
 large tensors of the task are in shared memory; only their sizes go through the pipes. One job per worker is prepared
 ahead, and a reply is copied while its worker runs the next job, so that workers do not wait for this process; a small
-job is also sent ahead. A worker that dies is replaced and its job is run again; a job that has killed three workers
+job is also sent ahead. Large jobs are not prepared ahead, and no memory of large messages is kept. A worker that dies is replaced and its job is run again; a job that has killed three workers
 counts as failed.
 """
 
@@ -19,8 +19,9 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -44,6 +45,10 @@ MOST_KILLED = 3
 """Number of workers that a job may kill before it counts as failed."""
 SMALL_BYTES = 1 << 20
 """Jobs of this size or less are sent to a worker while it runs another one: its next one must not wait for us."""
+LARGE_BYTES = 64 << 20
+"""Messages larger than this take as little memory as possible, although workers then wait while one is prepared."""
+PIECE_BYTES = 16 << 20
+"""How much of a large message is copied before the memory of the original is given back to the system."""
 MAPPED_BYTES = 1 << 16
 """Tensors larger than this are shared with the workers instead of copied. A transformer has many below a megabyte."""
 MOST_STARTS = 10
@@ -62,19 +67,43 @@ class SharedBuffer:
         self._file = Path(path).open("r+b", buffering=0)  # noqa: SIM115
         self._map: Any = b""
 
-    def write(self, *parts: Bytes | None) -> list[int]:
-        """Write the parts and return their sizes, which the reader needs; -1 stands for `None`."""
-        sizes = [-1 if part is None else len(part) for part in parts]
+    def write(self, *contents: Sequence[Bytes] | None) -> list[int]:
+        """Write contents, each in parts, and return their sizes, which the reader needs; -1 stands for `None`."""
+        sizes = [-1 if parts is None else sum(map(len, parts)) for parts in contents]
         needed = sum(map(_padded, sizes))
         if needed > len(self._map):
             self._file.truncate(needed + needed // 4)
-        for place, part in zip(self.read(sizes), parts, strict=True):
-            if place is not None and part is not None:
-                place[:] = part
+        for place, parts in zip(self.read(sizes), contents, strict=True):
+            position = 0
+            for part in parts or ():
+                assert place is not None
+                place[position : position + len(part)] = part
+                position += len(part)
+        if len(self._map) > LARGE_BYTES:
+            self._map.madvise(mmap.MADV_DONTNEED)  # it counts as memory of the process that reads it
         return sizes
 
+    def take(self, sizes: list[int]) -> list[bytearray | None]:
+        """Return copies of the contents. The memory of large ones is given back to the system as they are copied."""
+        found, position = list[bytearray | None](), 0
+        for view in self.read(sizes):
+            copied = None if view is None else bytearray()
+            for start in range(0, len(view or b""), PIECE_BYTES):
+                self.empty(position + start)
+                copied += view[start : start + PIECE_BYTES]  # type: ignore[operator, index]
+            found.append(copied)
+            position += _padded(len(view or b""))
+        self.empty()
+        return found
+
+    def empty(self, end: int | None = None) -> None:
+        """Give the memory of large contents, up to a position, back to the system; zeros are left."""
+        if len(self._map) > LARGE_BYTES and hasattr(mmap, "MADV_REMOVE"):
+            length = len(self._map) if end is None else end // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_REMOVE, 0, length)
+
     def read(self, sizes: list[int]) -> list[memoryview | None]:
-        """Return views of the parts; they are valid until the writer writes again."""
+        """Return views of the contents; they are valid until the writer writes again."""
         if sum(map(_padded, sizes)) > len(self._map):
             self._map = mmap.mmap(self._file.fileno(), 0)
         whole, found, position = memoryview(self._map), list[memoryview | None](), 0
@@ -110,6 +139,11 @@ class PreparedJob:
         """Whether it is sent ahead."""
         return sum(self.sizes) <= SMALL_BYTES
 
+    @property
+    def large(self) -> bool:
+        """Whether no other one is prepared meanwhile."""
+        return sum(self.sizes) > LARGE_BYTES
+
 
 @dataclass
 class Worker:
@@ -136,10 +170,10 @@ class Worker:
         self.jobs.append(job)
         self.pipe.send((job.buffer, job.sizes, profile.current() is not None))
 
-    def receive(self) -> tuple[memoryview | None, memoryview | None, str]:
-        """Return the reply, the new state and the failure; the views are valid until the reply after the next.
+    def receive(self) -> tuple[Callable[[], list[bytearray | None]], str]:
+        """Return the failure, and a function that returns copies of the reply and the new state.
 
-        Raises `EOFError` or `OSError` if the process is dead, `WorkerStartError` if it could not read the task.
+        Call it once, before the reply after the next. Raises `EOFError` or `OSError` if the process is dead, `WorkerStartError` if it could not read the task.
         """
         sizes, failure, track = self.pipe.recv()
         if sizes is None:
@@ -149,8 +183,7 @@ class Worker:
             )
         if track is not None and (recorder := profile.current()) is not None:
             recorder.absorb(self.number, track)
-        reply, state = next(self._turns).read(sizes)
-        return reply, state, failure
+        return partial(next(self._turns).take, sizes), failure
 
     def finish(self) -> tuple[PreparedJob, float]:
         """Return the job whose reply was received, and the seconds that it took; the next one has begun."""
@@ -212,7 +245,7 @@ class Pool:
             for pipe in answered:
                 worker = busy[pipe]  # type: ignore[index]
                 try:
-                    reply, state, failure = worker.receive()
+                    take, failure = worker.receive()
                 except (EOFError, OSError):
                     self._replace(worker)
                     job, *others = worker.jobs
@@ -221,20 +254,14 @@ class Pool:
                     if killed[job.client] < MOST_KILLED:
                         ready.appendleft(job)
                     else:
-                        self._free.append(job.buffer)
+                        self._release(job)
                         yield Done(job.client, None, failure=f"killed {MOST_KILLED} worker processes")
                     continue
                 job, seconds = worker.finish()
                 if not worker.jobs and ready:
                     self._send(worker, ready.popleft())
-                self._free.append(job.buffer)
-                yield Done(
-                    job.client,
-                    None if reply is None else bytearray(reply),  # writable, so that decoding needs no further copy
-                    None if state is None else bytes(state),
-                    failure,
-                    seconds,
-                )
+                self._release(job)
+                yield Done(job.client, *take(), failure, seconds)  # writable, so that decoding needs no further copy
 
     def _send(self, worker: Worker, job: PreparedJob) -> None:
         """Send a job to a worker, or to its replacement: the death of an idle worker is not the client's fault."""
@@ -248,9 +275,12 @@ class Pool:
     def _prepare_ahead(self, coming: Iterator[Job], ready: deque[PreparedJob]) -> None:
         """Prepare a job per worker, and send a small one to each that has no other but the running one.
 
-        The last jobs are not sent ahead: each is for the worker that is free first.
+        The last jobs are not sent ahead: each is for the worker that is free first. While large jobs run, nothing is
+        prepared.
         """
         workers = len(self._workers)
+        if any(job.large for worker in self._workers for job in worker.jobs):
+            return
         while len(ready) < (2 * workers if ready and ready[0].small else workers) and self._prepare(coming, ready):
             pass
         for worker in self._workers:
@@ -263,9 +293,14 @@ class Pool:
         job = next(coming, None)
         if job is None:
             return False
-        buffer = self._free.pop()
-        ready.append(PreparedJob(job.client, buffer, self._buffers[buffer].write(job.message, job.state)))
+        buffer, state = self._free.pop(), None if job.state is None else [job.state]
+        ready.append(PreparedJob(job.client, buffer, self._buffers[buffer].write(job.parts, state)))
         return True
+
+    def _release(self, job: PreparedJob) -> None:
+        """Let the buffer of a job that has ended be used for another one."""
+        self._buffers[job.buffer].empty()
+        self._free.append(job.buffer)
 
     def close(self) -> None:
         """End the workers."""
@@ -357,7 +392,9 @@ def _serve(pipe: Connection, payload: bytes, job_paths: list[str], reply_paths: 
             with profile.recording() if recorded else contextlib.nullcontext() as recorder:
                 reply, state, failure = _run_job(setup, *jobs[buffer].read(sizes))
             track = None if recorder is None else recorder.mine
-            pipe.send((next(turns).write(reply, state), failure, track))
+            contents = [None if one is None else [one] for one in (reply, state)]
+            pipe.send((next(turns).write(*contents), failure, track))
+            del reply, state, contents  # while it waits
 
 
 def _run_job(

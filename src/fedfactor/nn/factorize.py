@@ -147,10 +147,11 @@ def check(
     return found + list(_unsupported(model))
 
 
-def compose(model: nn.Module, *, keep_base: bool = False) -> nn.Module:
+def compose(model: nn.Module, *, keep_base: bool = False, shared: bool = False) -> nn.Module:
     """Return a copy of a model with ordinary torch layers, which have the composed weights and the original names.
 
-    With `keep_base`, layers with a frozen base stay as they are.
+    With `keep_base`, layers with a frozen base stay as they are. With `shared`, tensors that need no composing are those
+    of the model itself: the copy is only to be read.
     """
 
     def rebuild(name: str, module: nn.Module) -> nn.Module:
@@ -158,7 +159,8 @@ def compose(model: nn.Module, *, keep_base: bool = False) -> nn.Module:
             return module
         return module.plain()
 
-    return _replace(copy.deepcopy(model), rebuild)
+    own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())} if shared else {}
+    return _replace(copy.deepcopy(model, own), rebuild)
 
 
 def _owned(module: nn.Module) -> list[FactorWeight]:

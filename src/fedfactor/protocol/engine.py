@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from fedfactor.protocol.message import Bytes
+from fedfactor.protocol.message import Bytes, joined
 from fedfactor.protocol.setup import Setup
 
 
@@ -15,10 +15,16 @@ class Job:
     """An encoded message to one client, and the private state that the client starts from."""
 
     client: int
-    message: Bytes
+    parts: Sequence[Bytes]
+    """The message. Its parts are views of the server's tensors, so an engine can send it without a copy in memory."""
     state: Bytes | None
     longest: int | None = None
     """Bytes of the longest valid reply; `None` if it is not known."""
+
+    @property
+    def message(self) -> bytearray:
+        """A copy of the message."""
+        return joined(self.parts)
 
 
 @dataclass(frozen=True)

@@ -83,15 +83,25 @@ class Encoder:
             self._views.append(_raw(tensor))
         self._places = f",{_WRITER.encode(places)[1:]}" if places else "}"
 
-    @timed("encoding")
     def encode(self, kind: str, fields: dict[str, Any], **metadata: str) -> Bytes:
         """Return a message as bytes; see the function `encode`."""
+        return joined(self.parts(kind, fields, **metadata))
+
+    @timed("encoding")
+    def parts(self, kind: str, fields: dict[str, Any], **metadata: str) -> list[Bytes]:
+        """Return the bytes of a message in parts: its header, and views of the tensors, which are not copied."""
         about = {**metadata, "fedfactor": FORMAT, "kind": kind, "fields": _SORTED.encode(fields)}
         text = f'{{"__metadata__":{_WRITER.encode(about)}{self._places}'.encode()
         if len(text) > LONGEST_HEADER:
             raise ValueError(f"a message of {len(self._views)} tensors has a header of {len(text)} bytes: too long")
         text += b" " * (-len(text) % 8)  # tensors start on a multiple of eight, as the format asks
-        return bytearray().join([len(text).to_bytes(8, "little"), text, *self._views])
+        return [len(text).to_bytes(8, "little") + text, *self._views]
+
+
+@timed("encoding")
+def joined(parts: Iterable[Bytes]) -> bytearray:
+    """Return the parts of a message as one, which is writable so that decoding need not copy."""
+    return bytearray().join(parts)
 
 
 def _raw(tensor: Tensor) -> memoryview:

@@ -17,7 +17,7 @@ from fedfactor.data.clients import count
 from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.codecs import Codec
 from fedfactor.protocol.coding import code_down, code_up, prefixed
-from fedfactor.protocol.message import Message, encode
+from fedfactor.protocol.message import Encoder, Message, encode
 from fedfactor.protocol.method import Method, Participant, fixed_names, forward_passes, shared_names
 from fedfactor.protocol.optimizer import Optimizer
 from fedfactor.protocol.plan import Tensors
@@ -115,8 +115,7 @@ class Costs:
         ):  # the values do not matter, but the global generator must not change
             tensors = tensors_of(setup.build())
         fields = {"client": 0, "round": 0, "capacity": 1.0, "lr": setup.training.lr, "test": False}
-        message = Message("train", fields, {f"model/{name}": tensor for name, tensor in tensors.items()})
-        return 2 * len(encode(message))
+        return 2 * sum(map(len, Encoder(prefixed("model", tensors)).parts("train", fields)))
 
 
 def link_costs(moved: int, busy: float, clients: int, joules_per_byte: float | None) -> dict[str, Any]:

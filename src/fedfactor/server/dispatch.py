@@ -132,8 +132,8 @@ class Turns:
         self._room = KEPT_BYTES
         self._spool = Spool(directory)
 
-    def put(self, client: int, outcome: Outcome, data: Bytes) -> Iterator[Outcome]:
-        """Add an outcome, with the bytes of the reply; yield the outcomes whose turn it is now."""
+    def put(self, client: int, outcome: Outcome, data: Bytes) -> None:
+        """Add an outcome, with the bytes of the reply."""
         size = 0 if client == self._order[0] else _size(outcome)
         if size <= self._room:
             self._waiting[client] = outcome, size
@@ -141,12 +141,13 @@ class Turns:
         else:
             self._waiting[client] = None, 0
             self._spool.put(client, data)
-        del outcome  # the waiting ones alone hold it
+
+    def due(self) -> Iterator[Outcome]:
+        """Yield the outcomes whose turn it is now, and keep none of them."""
         while self._order and self._order[0] in self._waiting:
             first = self._order.popleft()
-            found, size = self._waiting.pop(first)
-            self._room += size
-            yield self._again(first, self._spool.take(first)) if found is None else found
+            self._room += self._waiting[first][1]
+            yield self._waiting.pop(first)[0] or self._again(first, self._spool.take(first))
 
 
 def _size(outcome: Outcome) -> int:
@@ -245,12 +246,12 @@ class Dispatch:
             if kind == "train" and self._places_change:
                 trained = sorted(setup.trained(who.capacity) & job.plan.keys())
                 fields["places"] = Places({name: job.plan[name] for name in trained}).written()
-            message = encoder.encode(kind, fields)
-            if sent is not None:
-                sent.put(job, len(message), partial(prepared, who))
             if who.capacity not in longest:
                 longest[who.capacity] = longest_reply(setup, kind, job)
-            yield Job(who.client, message, store.read("client", who.client), longest[who.capacity])
+            parts = encoder.parts(kind, fields)
+            if sent is not None:
+                sent.put(job, sum(map(len, parts)), partial(prepared, who))
+            yield Job(who.client, parts, store.read("client", who.client), longest[who.capacity])
 
     def missed_moves(self, server: Server, store: States) -> Callable[[int], Tensors]:
         """Return a function from a client to the part of its job with the moves of the base that it has missed."""
@@ -280,21 +281,26 @@ class Dispatch:
         silent = {who.client: None for who in order}
         turns = Turns(silent, store.scratch, lambda client, data: self._accept(Done(client, data), sent.get(client)))
 
-        def settle(client: int, outcome: Outcome, data: Bytes | None) -> None:
-            del silent[client]
-            for settled in turns.put(client, outcome, data or b""):
+        def settle() -> None:
+            for settled in turns.due():
                 if isinstance(settled, Failure):
                     failures[settled.client] = settled
                     continue
                 fold(settled[0])
                 answers.reports.append(settled[1])
                 sent.drop(settled[0].client)
+                del settled  # before the next one is decoded
+
+        def keep(client: int, outcome: Outcome, data: Bytes | None) -> None:
+            del silent[client]
+            turns.put(client, outcome, data or b"")
 
         results = self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent))
-        for _ in self.receive(results, sent, silent, answers, server, store, on_event, len(cohort), settle):
-            pass
-        for client in list(silent):
-            settle(client, Failure(client, "did not answer"), None)
+        for _ in self.receive(results, sent, silent, answers, server, store, on_event, len(cohort), keep):
+            settle()
+        for client in silent:
+            turns.put(client, Failure(client, "did not answer"), b"")
+        settle()
         answers.bytes_down = sent.bytes
         answers.failures += [failures[who.client] for who in cohort if who.client in failures]
         return answers
@@ -372,7 +378,7 @@ class Dispatch:
 
         def counted(jobs: Iterator[Job]) -> Iterator[Job]:
             for job in jobs:
-                gathered.moved += len(job.message)
+                gathered.moved += sum(map(len, job.parts))
                 yield job
 
         for done in self._engine.run(self._setup, counted(self.jobs(kind, server, view, clients, store))):

@@ -175,17 +175,19 @@ class Federation:
 
     def _start(self) -> Server:
         setup = self.setup.at(0)
+        # Each of these builds the model once more, so one after the other.
+        dense = self.costs.dense_bytes()
         networks = cache(setup.initial)
+        compared = self._compared_with_given(setup, networks(1.0))
         tensors = self._first_tensors(setup, networks)
         totals: dict[str, Any] = {"bytes_down": 0, "bytes_up": 0, "macs": 0, "failures": 0}
         totals |= self.clock.start if self.clock else {}
         server = Server(0, tensors, self._first_state(setup, tensors), totals)
-        dense = self.costs.dense_bytes()
         begun = {"event": "start", "dense_bytes": dense, "protocol": protocol(setup, self.rounds)}
         begun["metric"] = asdict(setup.task.decider)
         begun |= self.clock.described(self.capacities) if self.clock else {}
         begun |= {"privacy": self.privacy.described()} if self.privacy else {}
-        self._note(begun | self._compared_with_given(setup, networks(1.0)))
+        self._note(begun | compared)
         self._commit(server)
         return server
 
@@ -508,7 +510,7 @@ class Federation:
     def _commit(self, server: Server) -> None:
         info = {"round": server.round, "totals": server.totals, "events": len(self.journal.events)}
         info["settings"] = self.settings()
-        self.store.commit(server.round, server.to_bytes(), info)
+        self.store.commit(server.round, server.to_parts(), info)
         self.on_event({"event": "committed", "round": server.round})
 
     # Models.

@@ -28,7 +28,7 @@ standard deviations, and at least as a ratio, because the deviation of constant 
 def given_model(setup: Setup) -> nn.Module:
     """Build the task's model with the initial values that the method gets."""
     with seeded(derive(setup.training.seed, "init")):
-        return compose(setup.build())
+        return compose(setup.build(), shared=True)
 
 
 def start_errors(initial: nn.Module, given: nn.Module) -> dict[str, float]:
@@ -36,7 +36,7 @@ def start_errors(initial: nn.Module, given: nn.Module) -> dict[str, float]:
 
     Weights that are the same up to rounding are left out, and so are weights without a counterpart.
     """
-    start, found = tensors_of(compose(initial)), {}
+    start, found = tensors_of(compose(initial, shared=True)), {}
     for name, weight in tensors_of(given).items():
         if weight.dim() > 1 and name in start and start[name].shape == weight.shape:
             wanted = weight.double().cpu()

@@ -81,7 +81,7 @@ def measure_global(engine: Engine, setup: Setup, round: int, models: Mapping[flo
     def jobs() -> Iterator[Job]:
         for number, (level, first) in enumerate(parts):
             fields = {"client": number, "round": round, "capacity": level, "rows": [first, first + rows]}
-            yield Job(number, encoders[level].encode("measure", fields), None)
+            yield Job(number, encoders[level].parts("measure", fields), None)
 
     found: dict[int, list[BatchSums]] = {}
     for done in engine.run(setup, jobs()):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedfactor.protocol.coding import prefixed, sections
-from fedfactor.protocol.message import Bytes, Message, decode, encode
+from fedfactor.protocol.message import Bytes, Encoder, decode
 from fedfactor.protocol.moves import Moves
 from fedfactor.protocol.optimizer import State
 from fedfactor.protocol.plan import Tensors
@@ -40,8 +40,8 @@ class Server:
             for name, mask in masks.items()
         }
 
-    def to_bytes(self) -> Bytes:
-        """Encode tensors, optimizer state, norm statistics, masks of untrained rows and moves of the base."""
+    def to_parts(self) -> list[Bytes]:
+        """Encode tensors, optimizer state, norm statistics, masks of untrained rows and moves of the base, in parts."""
         tensors = prefixed("model", self.tensors)
         for kind, own in self.optimizer.items():
             tensors |= prefixed(f"optimizer/{kind}", own)
@@ -52,11 +52,11 @@ class Server:
         for at, move in self.moves.log.items():
             tensors |= prefixed(f"moves/{at}", move)
         fields = {"kinds": sorted(self.optimizer)} | ({"moves": [*self.moves.log]} if self.moves.log else {})
-        return encode(Message("server", fields, tensors))
+        return Encoder(tensors).parts("server", fields)
 
     @classmethod
     def from_bytes(cls, data: Bytes, info: dict[str, Any]) -> Server:
-        """Decode the result of `to_bytes`."""
+        """Decode the result of `to_parts`."""
         message = decode(data)
         found = sections(message.tensors)
         kinds = sections(found.get("optimizer", {}))

@@ -14,7 +14,8 @@ import os
 import re
 import shutil
 from collections import ChainMap
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,11 +51,11 @@ class Store(States, Protocol):
         """Return a view of the store as if the staged states were committed."""
         ...
 
-    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
-        """Commit a round atomically: the staged client states, the server's bytes and its info."""
+    def commit(self, version: int, server: Sequence[Bytes], info: dict[str, Any]) -> None:
+        """Commit a round atomically: the staged client states, the server's bytes, in parts, and its info."""
         ...
 
-    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+    def last(self) -> tuple[Bytes, dict[str, Any]] | None:
         """Return the last committed server bytes and info, or `None` before the first commit."""
         ...
 
@@ -67,7 +68,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._states: dict[str, dict[int, tuple[int, bytes]]] = {}
         self._staged: dict[str, dict[int, tuple[int, bytes]]] = {}
-        self._last: tuple[bytes, dict[str, Any]] | None = None
+        self._last: tuple[Bytes, dict[str, Any]] | None = None
 
     def read(self, section: str, client: int) -> bytes | None:
         """Return the state of a client, or `None`."""
@@ -102,13 +103,13 @@ class MemoryStore:
         }
         return view
 
-    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
+    def commit(self, version: int, server: Sequence[Bytes], info: dict[str, Any]) -> None:
         """Add the staged states of a round."""
         for section, mine in self._staged.items():
             self._states.setdefault(section, {}).update(mine)
-        self._staged, self._last = {}, (bytes(server), info)
+        self._staged, self._last = {}, (b"".join(server), info)
 
-    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+    def last(self) -> tuple[Bytes, dict[str, Any]] | None:
         """Return the last commit."""
         return self._last
 
@@ -200,15 +201,17 @@ class DiskStore:
             view._index[section] = ChainMap(mine, self._index.get(section, {}))
         return view
 
-    def commit(self, version: int, server: Bytes, info: dict[str, Any]) -> None:
+    def commit(self, version: int, server: Sequence[Bytes], info: dict[str, Any]) -> None:
         """Write the checkpoint, then the pointer that makes it and the staged states valid; then remove old files."""
         folder = self.directory / f"round-{version}"
         folder.mkdir(exist_ok=True)
-        write_file(folder / "server.safetensors", server)
+        with ThreadPoolExecutor(1) as hashing:  # while the disk writes
+            sha256 = hashing.submit(_sha256, *server)
+            write_file(folder / "server.safetensors", *server)
         known = {section: self._index.get(section, {}) for section in self._index.keys() | self._staged.keys()}
         new = sum(len(mine.keys() - known[section].keys()) for section, mine in self._staged.items())
         states = sum(map(len, known.values())) + new
-        info = {**info, "version": version, "states": states, "server_sha256": _sha256(server)}
+        info = {**info, "version": version, "states": states, "server_sha256": sha256.result()}
         write_file(folder / "info.json", json.dumps({**info, "info_sha256": _info_sha256(info)}).encode())
         pointer = self.directory / "current.new"
         write_file(pointer, folder.name.encode())
@@ -244,7 +247,7 @@ class DiskStore:
         write_text(unfinished / "current", f"round-{version}")
         unfinished.rename(aside)
 
-    def last(self) -> tuple[bytes, dict[str, Any]] | None:
+    def last(self) -> tuple[Bytes, dict[str, Any]] | None:
         """Return the last commit. Raise Damaged if a file is not what was committed."""
         return read_checkpoint(self.directory)
 
@@ -286,14 +289,24 @@ def last_version(directory: Path) -> int:
     return int(name.removeprefix("round-"))
 
 
-def read_checkpoint(directory: Path) -> tuple[bytes, dict[str, Any]] | None:
+def _read(path: Path) -> bytearray:
+    """Return the content of a file, writable, so that decoding it needs no further copy."""
+    with path.open("rb", buffering=0) as file:
+        data = bytearray(os.fstat(file.fileno()).st_size)
+        view = memoryview(data)
+        while count := file.readinto(view):  # one call reads at most two gigabytes
+            view = view[count:]
+    return data
+
+
+def read_checkpoint(directory: Path) -> tuple[Bytes, dict[str, Any]] | None:
     """Return the last commit in the directory of a store, verified, or `None` before the first commit."""
     version = last_version(directory)
     if version < 0:
         return None
     folder = directory / f"round-{version}"
     server, path = folder / "server.safetensors", folder / "info.json"
-    data, text = server.read_bytes(), path.read_bytes()
+    data, text = _read(server), path.read_bytes()
     try:
         info = json.loads(text)
     except ValueError as error:
@@ -307,8 +320,11 @@ def read_checkpoint(directory: Path) -> tuple[bytes, dict[str, Any]] | None:
     return data, info
 
 
-def _sha256(data: Bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sha256(*parts: Bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _info_sha256(info: dict[str, Any]) -> str:
@@ -334,7 +350,7 @@ class Journal:
         """Add an event."""
         self.events.append(event)
         if self.path is not None:
-            write_file(self.path, (json.dumps(event) + "\n").encode(), "ab")  # on disk: a commit relies on it
+            write_file(self.path, (json.dumps(event) + "\n").encode(), mode="ab")  # on disk: a commit relies on it
 
     def cut(self, count: int) -> None:
         """Read the first `count` events, and remove those that a killed process wrote after its last commit.

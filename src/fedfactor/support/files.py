@@ -18,10 +18,10 @@ def sync(directory: Path) -> None:
         os.close(handle)
 
 
-def write_file(path: Path, data: bytes | bytearray | memoryview, mode: str = "wb") -> None:
+def write_file(path: Path, *parts: bytes | bytearray | memoryview, mode: str = "wb") -> None:
     """Write a file, or append to it if the mode is `ab`, and wait until it is on disk."""
     with naming(path), path.open(mode) as file:
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
 

@@ -177,10 +177,11 @@ class _Pull:
     def is_done(self) -> bool:
         return not self._thread.is_alive()
 
-    def answers(self) -> list[NodeAnswer]:
+    def answers(self) -> Iterator[NodeAnswer]:
         if self._error is not None:
             raise self._error
-        return self._found
+        while self._found:
+            yield self._found.pop(0)
 
     def _run(self) -> None:
         try:

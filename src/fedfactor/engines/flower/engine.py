@@ -151,7 +151,7 @@ class FlowerEngine:
                 "must be resumed there, because private states are not sent to other machines"
             )
         fields: dict[str, str | bool] = {"run": self.roster.run, "state": base, "restart": self.restart_lost}
-        message = instruction(pack(job.message, fields), node, "train", self._life, job.longest)
+        message = instruction(pack(b"".join(job.parts), fields), node, "train", self._life, job.longest)
         number = push(self.grid, message)
         if number is None:
             raise Unsent("the SuperLink did not accept the message")

@@ -140,7 +140,7 @@ class ClientNode:
         store = DiskStore(directory / "checkpoint")
         if state:
             store.stage(round, "client", client, state)
-        store.commit(round, server.to_bytes(), info)
+        store.commit(round, server.to_parts(), info)
         return encode(protocol.Message("stored", fields))
 
     def is_client(self, number: object) -> bool:
