@@ -190,19 +190,23 @@ def outer_layers(model: nn.Module) -> list[str]:
     return [*dict.fromkeys([*convolutions[:1], *points, *classifier])]
 
 
-def _replace(model: nn.Module, rebuild: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """Apply `rebuild(name, module)` from the leaves up. A module that is used in two places is rebuilt once."""
-    done: dict[int, nn.Module] = {}
+def _replace(
+    model: nn.Module,
+    rebuild: Callable[[str, nn.Module], nn.Module],
+    name: str = "",
+    done: dict[int, nn.Module] | None = None,
+) -> nn.Module:
+    """Apply `rebuild(name, module)` from the leaves up. A module that is used in two places is rebuilt once.
 
-    def visit(name: str, module: nn.Module) -> nn.Module:
-        if id(module) not in done:
-            for child_name, child in list(module._modules.items()):
-                if child is not None:
-                    module._modules[child_name] = visit(f"{name}.{child_name}".removeprefix("."), child)
-            done[id(module)] = rebuild(name, module)
-        return done[id(module)]
-
-    return visit("", model)
+    Not a recursive closure: it would be a cycle that keeps the model in memory.
+    """
+    done = {} if done is None else done
+    if id(model) not in done:
+        for child_name, child in list(model._modules.items()):
+            if child is not None:
+                model._modules[child_name] = _replace(child, rebuild, f"{name}.{child_name}".removeprefix("."), done)
+        done[id(model)] = rebuild(name, model)
+    return done[id(model)]
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, str, Tensor, nn.Module]]:

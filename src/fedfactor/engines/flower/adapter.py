@@ -10,8 +10,9 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 from fedfactor.protocol.wire import BadMessage, Bytes
@@ -30,6 +31,7 @@ for name, value in QUIET.items():
 import httpx  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict  # noqa: E402
 from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE  # noqa: E402
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
 __all__ = [
@@ -56,18 +58,45 @@ STORED_AS = "fedfactor"
 """Serialisation type of the arrays: their bytes are an encoded message, not an array of numpy."""
 
 
-def pack(data: Bytes | None, fields: Mapping[str, Plain]) -> RecordDict:
-    """Return the content of a message: plain fields and one array that holds all bytes.
+ARRAY_PIECES = 4
+"""Pieces of an array. Flower needs three times the memory of an array when it puts it together."""
 
-    One array for all tensors, because Flower sends each array with a request of its own and 580 bytes of overhead.
+
+def pack(data: Bytes | Sequence[Bytes] | None, fields: Mapping[str, Plain]) -> RecordDict:
+    """Return the content of a message: plain fields, and the bytes, given at once or in parts, as an array.
+
+    One array for all tensors, because Flower sends each array with a request of its own and 580 bytes of overhead. Long
+    messages have several arrays.
     """
     content = RecordDict({"fields": ConfigRecord(dict(fields))})
     if data is not None:
-        content["bytes"] = ArrayRecord({"message": Array("uint8", (len(data),), STORED_AS, bytes(data))})
+        parts = [data] if isinstance(data, Bytes) else data
+        arrays = (Array("uint8", (len(some),), STORED_AS, some) for some in _divided(parts, ARRAY_PIECES * PIECE))
+        content["bytes"] = ArrayRecord(dict(zip(_array_names(), arrays, strict=False)))
     return content
 
 
-def unpack(content: RecordDict) -> tuple[bytes | None, dict[str, Any]]:
+def _array_names() -> Iterator[str]:
+    return (f"message{number or ''}" for number in count())
+
+
+def _divided(parts: Sequence[Bytes], most: int) -> Iterator[bytes]:
+    """Yield the same bytes, divided such that each part has `most` of them, except the last one."""
+    if sum(map(len, parts)) <= most:
+        yield b"".join(parts)
+        return
+    collected = bytearray()
+    for part in parts:
+        for start in range(0, len(part), most):
+            collected += part[start : start + most]
+            if len(collected) >= most:
+                yield bytes(memoryview(collected)[:most])
+                collected = collected[most:]
+    if collected:
+        yield bytes(collected)
+
+
+def unpack(content: RecordDict) -> tuple[Bytes | None, dict[str, Any]]:
     """Return the bytes and fields that `pack` was given; raise `BadMessage` for any other content."""
     if not isinstance(content, RecordDict):
         raise BadMessage("a message of another app: its content is not a RecordDict")
@@ -76,12 +105,14 @@ def unpack(content: RecordDict) -> tuple[bytes | None, dict[str, Any]]:
         raise BadMessage("a message of another app: its records are not `fields` and `bytes`")
     if arrays is None:
         return None, dict(fields)
-    if not isinstance(arrays, ArrayRecord) or set(arrays) != {"message"}:
-        raise BadMessage("a message of another app: expected one array called `message`")
-    array = arrays["message"]
-    if array.dtype != "uint8" or array.stype != STORED_AS:
-        raise BadMessage(f"a message of another app: its array is {array.dtype} stored as {array.stype[:40]!r}")
-    return array.data, dict(fields)
+    if not isinstance(arrays, ArrayRecord) or not arrays or set(arrays) != {*islice(_array_names(), len(arrays))}:
+        raise BadMessage("a message of another app: expected arrays called `message`, `message1`, ...")
+    for array in arrays.values():
+        if array.dtype != "uint8" or array.stype != STORED_AS:
+            raise BadMessage(f"a message of another app: its array is {array.dtype} stored as {array.stype[:40]!r}")
+    if len(arrays) == 1:
+        return arrays["message"].data, dict(fields)
+    return bytearray().join(arrays[name].data for name in islice(_array_names(), len(arrays))), dict(fields)
 
 
 @dataclass(frozen=True)
@@ -149,30 +180,35 @@ class Inbox:
     def __init__(self) -> None:
         self._under_way: dict[str, _Pull] = {}
 
-    def pull(self, grid: Grid, numbers: Iterable[str]) -> Iterator[NodeAnswer]:
-        """Yield answers to these messages as they are pulled, one by one; a slow pull continues in the background."""
+    def pull(self, grid: Grid, numbers: Iterable[str], longest: int = 0) -> Iterator[NodeAnswer]:
+        """Yield answers to these messages as they are pulled, one by one; a slow pull continues in the background.
+
+        `longest` is the length of the longest answer in bytes: a pull is slow if it takes longer than such an answer.
+        """
+        patience = PATIENCE + longest / USUAL_SPEED
         for number in numbers:
-            pulling = self._under_way.pop(number, None) or _Pull(grid, number)
+            pulling = self._under_way.pop(number, None) or _Pull(grid, number, patience)
             if pulling.is_done():
                 yield from pulling.answers()
             else:
                 self._under_way[number] = pulling
 
 
-PATIENCE = 2.0
-"""Seconds after which the next pull starts although this one has not finished."""
+PATIENCE, USUAL_SPEED = 2.0, 10e6
+"""Seconds after which the next pull starts although this one has not finished, and bytes per second of long answers: if
+all were pulled at once, they would all be in memory."""
 
 
 class _Pull:
     """The pull of one answer, in a daemon thread."""
 
-    def __init__(self, grid: Grid, number: str) -> None:
+    def __init__(self, grid: Grid, number: str, patience: float) -> None:
         self._grid, self._number = grid, number
         self._found: list[NodeAnswer] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._thread.join(PATIENCE)
+        self._thread.join(patience)
 
     def is_done(self) -> bool:
         return not self._thread.is_alive()

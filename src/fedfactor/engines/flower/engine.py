@@ -36,6 +36,8 @@ class Sent:
     client: int
     node: int
     at: float
+    longest: int
+    """Bytes of the longest valid answer."""
 
 
 @dataclass
@@ -113,12 +115,12 @@ class FlowerEngine:
         An answer is pulled when the one before it has been used. Late ones come first, then those of the oldest jobs:
         the caller of `stream` may stop at any result.
         """
-        for number in [*self._late, *waiting]:
+        for number, sent in [*self._late.items(), *waiting.items()]:
             # No variable holds an answer while it is used.
-            pulled = self._inbox.pull(self.grid, [number])
+            pulled = self._inbox.pull(self.grid, [number], sent.longest)
             yield from filter(None, map(partial(self._result, waiting), pulled))
             if number in waiting and time.monotonic() >= self._end(waiting[number], since):
-                sent = self._late[number] = waiting.pop(number)
+                self._late[number] = waiting.pop(number)
                 yield Done(sent.client, None, failure=f"did not answer within {self.deadline:g} seconds")
 
     def _result(self, waiting: dict[str, Sent], answer: NodeAnswer) -> Done | None:
@@ -151,11 +153,11 @@ class FlowerEngine:
                 "must be resumed there, because private states are not sent to other machines"
             )
         fields: dict[str, str | bool] = {"run": self.roster.run, "state": base, "restart": self.restart_lost}
-        message = instruction(pack(b"".join(job.parts), fields), node, "train", self._life, job.longest)
+        message = instruction(pack(job.parts, fields), node, "train", self._life, job.longest)
         number = push(self.grid, message)
         if number is None:
             raise Unsent("the SuperLink did not accept the message")
-        return number, Sent(job.client, node, time.monotonic())
+        return number, Sent(job.client, node, time.monotonic(), job.longest or 0)
 
     def _done(self, sent: Sent, answer: NodeAnswer) -> Done:
         """Return the result in an answer; a faulty answer becomes a failure of this client only."""

@@ -41,8 +41,10 @@ SECONDS = 300.0
 """Time in which a request must have arrived completely."""
 MOST_REQUESTS = 32
 """Requests of one other machine that may be under way at a time. A node needs two or three."""
-WRAPPING = 5
-"""Objects of an answer besides the pieces of its array: message, records, fields, arrays, array."""
+WRAPPING = 4
+"""Objects of an answer besides its arrays and their pieces: message, records, fields, record of arrays."""
+ARRAY_PIECES = 4
+"""Pieces of each array, except the last one: see `adapter.py`."""
 MOST_PUSHES = 3
 """How often a node may announce its answer to a message: Flower repeats a request if the connection failed."""
 
@@ -174,7 +176,8 @@ def most_objects(group: str) -> float:
     longest = group.removeprefix(GROUP)
     if longest == group or not longest.isdigit():  # of another app
         return math.inf
-    return math.ceil(int(longest) / PIECE) + WRAPPING
+    pieces = math.ceil(int(longest) / PIECE)
+    return pieces + max(1, math.ceil(pieces / ARRAY_PIECES)) + WRAPPING
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from fedfactor.server.dispatch import NoValidReply, QuorumLost
 from fedfactor.server.events import privacy_line
 from fedfactor.server.result import Result
 from fedfactor.support.checks import check_choice
+from fedfactor.support.memory import return_freed_blocks
 from fedfactor.task import Decider, Task
 
 DEFAULTS: dict[str, bool | int | float | str] = {
@@ -40,6 +41,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
 
 def serve(grid: Grid, context: Context) -> Result:
     """Execute or resume the recipe in an app's configuration."""
+    return_freed_blocks()
     config = {**DEFAULTS, **context.run_config}
     check_choice("data", str(config["data"]), ("recipe", "nodes"))
     check_choice("identity", str(config["identity"]), ("config", "key"))
