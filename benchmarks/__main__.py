@@ -9,7 +9,7 @@ import torch
 
 MODULES = [
     "hadamard", "spectral", "composition", "server", "wire", "population", "cohort", "rounds", "evaluation", "tune",
-    "flower",
+    "flower", "large",
 ]  # fmt: skip
 
 

@@ -121,7 +121,11 @@ def _committed(directory: Path, plain: Path) -> dict[str, float]:
     from fedfactor.support.files import write_file
 
     data, info = read_checkpoint(directory / "checkpoint") or (b"", {})
-    server, store, times = Server.from_bytes(data, info), DiskStore(directory / "checkpoint"), list[tuple[float, float]]()
+    server, store, times = (
+        Server.from_bytes(data, info),
+        DiskStore(directory / "checkpoint"),
+        list[tuple[float, float]](),
+    )
     for version in range(2, 2 + WRITES):
         start = time.perf_counter()
         store.commit(version, server.to_parts(), info)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -129,6 +131,21 @@ def test_keep_weights_starts_from_the_weight_where_the_scheme_can() -> None:
     assert_same_function(factorize(dense, ChannelSplit(ratio=1.0), keep_weights=True), dense, x)
     with pytest.raises(ValueError, match=r"'conv'.*no closed form"):
         factorize(dense, LowRank(blocks=2), keep_weights=True)
+
+
+def test_a_composed_model_can_share_tensors_and_is_freed_at_once() -> None:
+    model = factorize(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), LowRank(ratio=0.5), skip=["1"])
+    gc.disable()  # nothing may wait for the collector: models are large
+    try:
+        plain = compose(model, shared=True)
+        kept = plain.get_submodule("1"), model.get_submodule("1")
+        assert type(plain.get_submodule("0")) is nn.Linear and kept[0] is not kept[1]
+        assert kept[0].weight is kept[1].weight and compose(model).get_parameter("1.weight") is not kept[1].weight
+        gone = weakref.ref(plain)
+        del plain
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_factorize_leaves_the_given_model_alone() -> None:

@@ -4,8 +4,8 @@ There is one worker per core, with one torch thread each. Workers are forked fro
 torch, so they start quickly. Each has a pipe of its own, so a killed worker cannot hold a shared lock. Messages and the
 large tensors of the task are in shared memory; only their sizes go through the pipes. One job per worker is prepared
 ahead, and a reply is copied while its worker runs the next job, so that workers do not wait for this process; a small
-job is also sent ahead. Large jobs are not prepared ahead, and no memory of large messages is kept. A worker that dies is replaced and its job is run again; a job that has killed three workers
-counts as failed.
+job is also sent ahead. Large jobs are not prepared ahead, and no memory of large messages is kept. A worker that dies
+is replaced and its job is run again; a job that has killed three workers counts as failed.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ class Worker:
     def receive(self) -> tuple[Callable[[], list[bytearray | None]], str]:
         """Return the failure, and a function that returns copies of the reply and the new state.
 
-        Call it once, before the reply after the next. Raises `EOFError` or `OSError` if the process is dead, `WorkerStartError` if it could not read the task.
+        Call it once, before the reply after the next. Raises `EOFError` or `OSError` if the process is dead,
+        `WorkerStartError` if it could not read the task.
         """
         sizes, failure, track = self.pipe.recv()
         if sizes is None:

@@ -150,8 +150,8 @@ def check(
 def compose(model: nn.Module, *, keep_base: bool = False, shared: bool = False) -> nn.Module:
     """Return a copy of a model with ordinary torch layers, which have the composed weights and the original names.
 
-    With `keep_base`, layers with a frozen base stay as they are. With `shared`, tensors that need no composing are those
-    of the model itself: the copy is only to be read.
+    With `keep_base`, layers with a frozen base stay as they are. With `shared`, the copy is for reading only: it has
+    the model's own tensors where nothing is composed.
     """
 
     def rebuild(name: str, module: nn.Module) -> nn.Module:

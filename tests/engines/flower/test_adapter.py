@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedfactor.engines import flower
-from fedfactor.engines.flower.adapter import STORED_AS, nodes, pack, unpack
+from fedfactor.engines.flower import adapter
+from fedfactor.engines.flower.adapter import STORED_AS, Inbox, nodes, pack, unpack
 from fedfactor.protocol.message import BadMessage
 from tests.helpers.grid import FIRST_ID, Deployment, LocalGrid, recipe, travelled
 
@@ -23,6 +26,34 @@ def test_bytes_of_our_own_kind_travel_unchanged_in_one_array() -> None:
     assert unpack(travelled(Message(pack(None, {}), FIRST_ID, "train")).content) == (None, {})
 
 
+def test_long_messages_travel_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    LocalGrid([], {})
+    monkeypatch.setattr(adapter, "PIECE", 100)
+    for length in (399, 400, 401, 1200, 1201):
+        data = bytes(number % 251 for number in range(length))
+        parts = [data[:7], memoryview(data)[7:950], data[950:]]
+        for given in (data, parts):
+            content = travelled(Message(pack(given, {}), FIRST_ID, "train")).content
+            arrays = content.array_records["bytes"]
+            assert [len(array.data) for array in arrays.values()][:-1] == [400] * ((length - 1) // 400)
+            assert unpack(content) == (data, {})
+
+
+def test_a_pull_may_take_as_long_as_its_answer_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the next one starts only when it has finished, and only one long answer is in memory."""
+    monkeypatch.setattr(adapter, "PATIENCE", 0.0)
+    monkeypatch.setattr(adapter, "USUAL_SPEED", 1.0)
+
+    class Slow(LocalGrid):
+        def pull_messages(self, message_ids: Any) -> Any:
+            time.sleep(0.2)
+            raise ValueError("faulty")
+
+    inbox, grid = Inbox(), Slow([], {})
+    assert not [*inbox.pull(grid, ["a"])]
+    assert [answer.to for answer in inbox.pull(grid, ["b", "c"], longest=30)] == ["b", "c"]
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -33,6 +64,7 @@ def test_bytes_of_our_own_kind_travel_unchanged_in_one_array() -> None:
         {"fields": ConfigRecord(), "bytes": ArrayRecord()},
         {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("uint8", (1,), "numpy.ndarray", b"x")})},
         {"fields": ConfigRecord(), "bytes": ArrayRecord({"message": Array("int8", (1,), STORED_AS, b"x")})},
+        {"fields": ConfigRecord(), "bytes": ArrayRecord({"message1": Array("uint8", (1,), STORED_AS, b"x")})},
     ],
 )
 def test_content_of_another_app_is_refused(records: dict[str, ConfigRecord | ArrayRecord]) -> None:

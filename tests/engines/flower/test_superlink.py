@@ -190,8 +190,11 @@ def state_of(group: str) -> Any:
     return SimpleNamespace(message_ins_store={"m": SimpleNamespace(metadata=SimpleNamespace(group_id=group))})
 
 
-def test_an_answer_may_be_as_long_as_the_longest_valid_one() -> None:
+def test_an_answer_may_be_as_long_as_the_longest_valid_one(monkeypatch: pytest.MonkeyPatch) -> None:
     LocalGrid([], {})
+    assert adapter.ARRAY_PIECES == superlink.ARRAY_PIECES
+    for module in (adapter, superlink):
+        monkeypatch.setattr(module, "ARRAY_PIECES", 2)
     for longest in (1, PIECE - 1, PIECE, 2 * PIECE + 1):
         sent = adapter.instruction(adapter.pack(b"x", {"run": "r"}), FIRST_ID, "train", 60.0, longest)
         assert sent.metadata.group_id == f"{superlink.GROUP}{longest}" and adapter.GROUP == superlink.GROUP
