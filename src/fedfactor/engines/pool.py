@@ -117,6 +117,12 @@ class SharedBuffer:
         self._file.close()
 
 
+def _done(client: int, contents: list[bytearray | None], failure: str, seconds: float) -> Done:
+    """Return a result, whose reply is writable, so that decoding needs no further copy."""
+    reply, state = contents
+    return Done(client, reply, state, failure, seconds)
+
+
 def _padded(size: int) -> int:
     """Round up to whole cache lines, so that the tensors within each part are aligned."""
     return -(-max(size, 0) // 64) * 64
@@ -262,7 +268,7 @@ class Pool:
                 if not worker.jobs and ready:
                     self._send(worker, ready.popleft())
                 self._release(job)
-                yield Done(job.client, *take(), failure, seconds)  # writable, so that decoding needs no further copy
+                yield _done(job.client, take(), failure, seconds)
 
     def _send(self, worker: Worker, job: PreparedJob) -> None:
         """Send a job to a worker, or to its replacement: the death of an idle worker is not the client's fault."""

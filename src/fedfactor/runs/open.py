@@ -13,7 +13,7 @@ from torch import nn
 
 from fedfactor.engines import Inline
 from fedfactor.protocol.coding import sections
-from fedfactor.protocol.message import decode
+from fedfactor.protocol.message import Bytes, decode
 from fedfactor.protocol.plan import Tensors
 from fedfactor.protocol.settings import Reported
 from fedfactor.protocol.states import Elsewhere, at_hand
@@ -255,7 +255,7 @@ class Run:
     def _store(self) -> DiskStore:
         return DiskStore(self._folder, writing=False)
 
-    def _last(self, store: DiskStore) -> tuple[bytes, dict[str, Any]]:
+    def _last(self, store: DiskStore) -> tuple[Bytes, dict[str, Any]]:
         last = store.last()
         if last is None:
             raise RunError(f"{self.directory} has no committed round yet")
