@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import tomllib
 from collections import defaultdict
@@ -115,33 +116,43 @@ def differences(records: list[dict[str, Any]], against: str) -> str:
     return "\n".join(lines)
 
 
-def times(records: list[dict[str, Any]]) -> str:
-    """Write simulated times: of a round, of the run, and until `evaluate.target` was measured."""
-    lines = ["| label | seeds | seconds per round | seconds in all | seconds to the target | MB | dropped |"]
-    lines.append("|---" * 7 + "|")
-    for label, seeds in labelled(records).items():
-        whole, reached = [], []
-        for item in seeds.values():
-            target, curve = item["recipe"]["evaluate"]["target"], largest(item)
-            whole.append(item["clock"][str(item["rounds"])])
-            there = [item["clock"][at] for at in sorted(curve, key=int) if curve[at] >= target]
-            reached += there[:1]
+def times(records: list[dict[str, Any]], against: str = "") -> str:
+    """Write simulated times: of a round, of the run, until `evaluate.target`, and how much sooner than one label."""
+    names = ["label", "seeds", "seconds per round", "seconds in all", "seconds to the target", f"sooner than {against}"]
+    names += ["MB", "dropped per round"]
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    runs = labelled(records)
+    for label, seeds in runs.items():
         some = list(seeds.values())
-        each = mean([seconds / item["rounds"] for seconds, item in zip(whole, some, strict=True)])
-        to_target = written(mean(reached)) if len(reached) == len(some) else f"{len(reached)} of {len(some)} reach it"
-        moved = mean([item["bytes_up"] + item["bytes_down"] for item in some]).value / 1e6
-        dropped = mean([item["failures"] / item["rounds"] for item in some]).value
+        whole = [item["clock"][str(item["rounds"])] for item in some]
+        each = mean([seconds / item["rounds"] for seconds, item in zip(whole, some, strict=True)]).value
+        found = {seed: seconds for seed, item in seeds.items() if (seconds := reached(item)) is not None}
+        others = {seed: reached(item) for seed, item in runs.get(against, {}).items()}
+        gains = [math.log(other / found[seed]) for seed, other in others.items() if other and seed in found]
+        all_there = len(found) == len(seeds)
         row = [
-            label,
-            str(len(some)),
-            f"{each.value:.2f}",
-            written(mean(whole)),
-            to_target,
-            f"{moved:.0f}",
-            f"{dropped:.1f}",
-        ]
+            label, str(len(seeds)), f"{each:.2f}", written(mean(whole)),
+            written(mean(list(found.values()))) if all_there else f"{len(found)} of {len(seeds)} reach it",
+            factor(mean(gains)) if all_there and gains and label != against else "",
+            f"{mean([item['bytes_up'] + item['bytes_down'] for item in some]).value / 1e6:.0f}",
+            f"{mean([item['failures'] / item['rounds'] for item in some]).value:.1f}",
+        ]  # fmt: skip
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
+
+
+def factor(logarithm: Mean) -> str:
+    """Write a geometric mean of ratios with its 95 % interval, given the mean of their logarithms."""
+    middle, half = logarithm.value, logarithm.half
+    ends = "" if half is None else f" ({math.exp(middle - half):.3g} to {math.exp(middle + half):.3g})"
+    return f"{math.exp(middle):.1f} x{ends}"
+
+
+def reached(item: dict[str, Any]) -> float | None:
+    """Return the simulated seconds of the first measurement at which a run has its target, if it has."""
+    curve, target = largest(item), item["recipe"]["evaluate"]["target"]
+    there = [item["clock"][at] for at in sorted(curve, key=int) if curve[at] >= target]
+    return there[0] if there else None
 
 
 def largest(item: dict[str, Any]) -> dict[str, float]:
@@ -207,7 +218,7 @@ def main() -> None:
     if given.against:
         print(differences(records, given.against))
     if given.time:
-        print(times(records))
+        print(times(records, given.against))
     if any("audits" in item for item in records):
         print(audit_table(records))
     if given.plot:
