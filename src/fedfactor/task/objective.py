@@ -61,18 +61,10 @@ def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs.reshape(targets.shape).to(dtype), targets.to(dtype))
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    try:
-        return F.cross_entropy(logits, targets)
-    except IndexError as error:
-        classes = f"in [0, {logits.shape[1]}), the classes of the model"
-        raise ValueError(f"targets must be {classes}, or {IGNORED} for none: {error}") from None
-
-
 LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "classification": _cross_entropy,
+    "classification": F.cross_entropy,
     "binary": _binary,
-    "language": _cross_entropy,
+    "language": F.cross_entropy,
     "regression": _squares,
 }
 """The losses of the built-in kinds of tasks; a task of kind `custom` has a loss of its own."""

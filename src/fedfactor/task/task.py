@@ -194,7 +194,12 @@ class Task:
             return own  # type: ignore[no-any-return]
         if self.kind is None or self.kind == "custom":
             raise ValueError("a custom task needs a loss: give one, or let the model return an object with `loss`")
-        return LOSSES[self.kind](logits_of(outputs), targets_of(batch))
+        logits = logits_of(outputs)
+        try:
+            return LOSSES[self.kind](logits, targets_of(batch))
+        except IndexError as error:
+            classes = f"in [0, {logits.shape[1]}), the classes of the model"
+            raise ValueError(f"targets must be {classes}, or {IGNORED} for none: {error}") from None
 
     def divergence(self, outputs: Any, teacher: Any, temperature: float = 1.0) -> Tensor:
         """Return how far the answers to a batch are from a teacher's: T^2 KL(teacher / T, outputs / T), the mean."""
