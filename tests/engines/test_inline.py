@@ -24,7 +24,7 @@ def jobs(*clients: int) -> tuple[Inline, list[Job], Setup]:
 
 def test_a_client_that_fails_does_not_affect_the_others() -> None:
     engine, asked, setup = jobs(3, 1, 2)
-    asked[1] = Job(1, b"no message", None)
+    asked[1] = Job(1, [b"no message"], None)
     first, failed, last = engine.run(setup, asked)
     assert (first.client, failed.client, last.client) == (3, 1, 2)
     assert failed.reply is None and failed.failure.startswith("BadMessage: a header of")
