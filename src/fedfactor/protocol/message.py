@@ -98,7 +98,6 @@ class Encoder:
         return [len(text).to_bytes(8, "little") + text, *self._views]
 
 
-@timed("encoding")
 def joined(parts: Iterable[Bytes]) -> bytearray:
     """Return the parts of a message as one, which is writable so that decoding need not copy."""
     return bytearray().join(parts)
