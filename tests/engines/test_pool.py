@@ -75,26 +75,31 @@ def test_a_worker_that_cannot_measure_stops_the_run_with_the_reason() -> None:
             measure_global(pool, result.federation.setup, 3, {1.0: broken})
 
 
+class Watching(Pool):
+    """A pool that counts the jobs that it has taken, and checks how many of them have no result yet."""
+
+    made = done = 0
+    most = 0
+
+    def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
+        def counted() -> Iterator[Job]:
+            for job in jobs:
+                self.made += 1
+                assert self.made - self.done <= self.most, "more jobs are prepared than there may be"
+                yield job
+
+        for answer in super().run(setup, counted()):
+            self.done += 1
+            yield answer
+
+
 def test_jobs_are_made_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of many clients must not hold all their messages at once, unless they are small."""
     monkeypatch.setattr("fedfactor.engines.pool.SMALL_BYTES", 0)
-    made, done = [0], [0]
-
-    class Watching(Pool):
-        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-            def counted() -> Iterator[Job]:
-                for job in jobs:
-                    made[0] += 1
-                    assert made[0] - done[0] <= 4, "more than two workers' jobs and their next ones"
-                    yield job
-
-            for answer in super().run(setup, counted()):
-                done[0] += 1
-                yield answer
-
-    with Watching(2) as pool:
+    with Watching(2) as pool:  # its jobs, and the next one of each worker
+        pool.most = 4
         run(engine=pool, rounds=1, cohort=6, evaluate_clients="none")
-    assert done == made == [6 + 4]  # four parts of the central test set
+    assert pool.done == pool.made == 6 + 4  # four parts of the central test set
 
 
 def test_shared_buffers_grow_and_are_read_in_place() -> None:
@@ -118,21 +123,8 @@ def test_large_messages_are_not_prepared_ahead_and_leave_no_memory(monkeypatch: 
     wanted = lasting(run("pfedpara", **settings))
     monkeypatch.setattr("fedfactor.engines.pool.LARGE_BYTES", 1000)
     monkeypatch.setattr("fedfactor.engines.pool.PIECE_BYTES", 5000)
-    made, done = [0], [0]
-
-    class Watching(Pool):
-        def run(self, setup: Setup, jobs: Iterable[Job]) -> Iterator[Done]:
-            def counted() -> Iterator[Job]:
-                for job in jobs:
-                    made[0] += 1
-                    assert made[0] - done[0] <= 2, "more than the two jobs of the workers"
-                    yield job
-
-            for answer in super().run(setup, counted()):
-                done[0] += 1
-                yield answer
-
     with Watching(2) as pool:
+        pool.most = 2
         assert lasting(run("pfedpara", engine=pool, **settings)) == wanted
         replies = [file.fileno() for worker in pool._workers for file in worker.files]
         buffers = [*map(os.stat, pool._paths), *map(os.fstat, replies)]
