@@ -15,7 +15,7 @@ from fedfactor.protocol.message import Message as Wire
 from fedfactor.protocol.message import decode, encode
 from fedfactor.runs.execute import run as run_inline
 from fedfactor.runs.recipe import Recipe
-from fedfactor.server.dispatch import QuorumLost
+from fedfactor.server.replies import QuorumLost
 from fedfactor.server.result import Result
 from tests.helpers.deployment import events
 from tests.helpers.grid import FIRST_ID, Deployment, kind_of, outcome, recipe

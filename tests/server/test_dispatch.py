@@ -14,8 +14,9 @@ from fedfactor.engines import Done, Inline, Job
 from fedfactor.protocol.message import Bytes, Message, decode
 from fedfactor.protocol.plan import Reply
 from fedfactor.protocol.setup import Setup
-from fedfactor.server import dispatch
-from fedfactor.server.dispatch import LONGEST_REASON, Answers, Failure
+from fedfactor.server import dispatch, replies
+from fedfactor.server.dispatch import Exchange
+from fedfactor.server.replies import LONGEST_REASON, Answers, Failure
 from fedfactor.server.store import Store
 from fedfactor.testing.federation import Recording
 from tests.helpers.tiny import run
@@ -39,17 +40,19 @@ def trained(
 ) -> tuple[Answers, list[Reply]]:
     """Train the cohort for one round from the start; return the replies as they were folded."""
     start = run(rounds=0, engine=engine)
-    federation, server, replies = start.federation, start.server, list[Reply]()
+    federation, server, folded = start.federation, start.server, list[Reply]()
     cohort = [federation.dispatch.participant(client, 0) for client in COHORT]
     listen = events.append if events is not None else lambda event: None
     store = store or federation.store
     longest = lambda who: -who.client  # noqa: E731
-    return federation.dispatch.train(server, server.tensors, cohort, store, longest, listen, replies.append), replies
+    exchange = Exchange(server, server.tensors, store, listen)
+    federation.dispatch.train(exchange, cohort, longest, folded.append)
+    return exchange.answers, folded
 
 
 def test_no_reply_is_in_memory_while_another_one_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """With early replies on disk, as large ones are."""
-    monkeypatch.setattr(dispatch, "KEPT_BYTES", 0)
+    monkeypatch.setattr(replies, "KEPT_BYTES", 0)
     held: list[weakref.ref[Tensor]] = []
 
     def watched(data: Bytes) -> Message:
@@ -66,17 +69,17 @@ def test_no_reply_is_in_memory_while_another_one_is_decoded(monkeypatch: pytest.
 def test_replies_are_folded_in_the_order_of_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """`trained` estimates that jobs of smaller numbers take longest: they start first, whoever answers first."""
     engine, events = Recording(), list[dict[str, Any]]()
-    answers, replies = trained(engine, events)
+    answers, folded = trained(engine, events)
     assert [decode(message).fields["client"] for message in engine.down] == ORDER
     assert [event["client"] for event in events] == ORDER
-    assert [reply.client for reply in replies] == [report["client"] for report in answers.reports] == ORDER
-    for kept in (dispatch.KEPT_BYTES, 0):  # early replies wait in memory, or on disk
-        monkeypatch.setattr(dispatch, "KEPT_BYTES", kept)
+    assert [reply.client for reply in folded] == [report["client"] for report in answers.reports] == ORDER
+    for kept in (replies.KEPT_BYTES, 0):  # early replies wait in memory, or on disk
+        monkeypatch.setattr(replies, "KEPT_BYTES", kept)
         events.clear()
         again, reverse = trained(Changing(lambda done: done[::-1]), events)
         assert [event["client"] for event in events] == ORDER[::-1], "events come when answers do"
         assert again.reports == answers.reports and again.bytes_down == answers.bytes_down
-        for ours, theirs in zip(reverse, replies, strict=True):
+        for ours, theirs in zip(reverse, folded, strict=True):
             assert ours.client == theirs.client and ours.plan == theirs.plan
             for some, others in ((ours.tensors, theirs.tensors), (ours.reference, theirs.reference)):
                 assert some.keys() == others.keys() and all(some[name].equal(others[name]) for name in others)
@@ -86,9 +89,9 @@ def test_early_replies_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -
     """With room for one reply, the others wait on disk, and their encoded bytes are freed."""
     _, (reply, *_) = trained(Inline())
     size = sum(tensor.nbytes for tensor in reply.tensors.values())
-    monkeypatch.setattr(dispatch, "KEPT_BYTES", size)
+    monkeypatch.setattr(replies, "KEPT_BYTES", size)
     order, spooled = list(range(5)), list[int]()
-    turns = dispatch.Turns(
+    turns = replies.Turns(
         order, None, lambda client, data: (spooled.append(client), Failure(client, bytes(data).decode()))[1]
     )
     for client in order[:0:-1]:
@@ -105,7 +108,7 @@ def test_what_does_not_fit_in_memory_is_computed_again(
     method: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = run(method, codec=codec)
-    monkeypatch.setattr(dispatch, "KEPT_BYTES", 0)
+    monkeypatch.setattr(replies, "KEPT_BYTES", 0)
     again = run(method, codec=codec, engine=Changing(lambda done: done[::-1]))
     assert kept.summary["weights_sha256"] == again.summary["weights_sha256"]
 

@@ -21,8 +21,8 @@ from fedfactor.optimizers import FedProx
 from fedfactor.protocol.engine import Done, Job
 from fedfactor.protocol.message import Message, decode, encode
 from fedfactor.protocol.setup import Setup
-from fedfactor.server.dispatch import Diverged, NoValidReply
 from fedfactor.server.federation import QuorumLost
+from fedfactor.server.replies import Diverged, NoValidReply
 from fedfactor.testing.federation import Tampering
 from tests.helpers.tiny import Tiny, data, run
 

@@ -15,7 +15,7 @@ from fedfactor.protocol.attack import Attack
 from fedfactor.protocol.message import decode, encode
 from fedfactor.protocol.plan import HoldersMean, Piece, Reply
 from fedfactor.server import robust
-from fedfactor.server.dispatch import QuorumLost
+from fedfactor.server.replies import QuorumLost
 from fedfactor.server.robust import gathered, shortened
 from fedfactor.server.spool import Spool
 from fedfactor.testing.federation import outcome

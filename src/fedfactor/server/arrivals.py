@@ -13,12 +13,14 @@ from typing import Any
 from fedfactor.protocol.buffering import Buffering
 from fedfactor.protocol.message import Bytes
 from fedfactor.protocol.method import Participant
-from fedfactor.protocol.plan import Reply, Tensors
+from fedfactor.protocol.plan import Reply
 from fedfactor.protocol.settings import Rounds
 from fedfactor.server.buffer import idle_clients
-from fedfactor.server.dispatch import Answers, Dispatch, Failure, Outcome, SentJobs
+from fedfactor.server.dispatch import Dispatch, Exchange
+from fedfactor.server.replies import Failure, Outcome, SentJobs
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
+from fedfactor.server.synchronous import Taking
 
 
 class Arrivals:
@@ -33,10 +35,10 @@ class Arrivals:
         self._arrived: list[tuple[int, int, float]] = []
         dispatch.tests_always = rounds.evaluate_clients != "none"
 
-    def begin(self) -> tuple[list[Participant], list[Participant], int, None]:
-        """Begin a round. Return its clients twice, in lists that `train` fills, and how many replies it waits for."""
+    def begin(self, server: Server, store: Store) -> Taking:
+        """Begin a round. Its clients are in a list that `train` fills: nobody knows how many will start."""
         self._started, self._arrived = [], []
-        return self._started, self._started, self._size, None
+        return Taking(self._started, self._started, self._size, known=False)
 
     def _starting(self, round: int) -> Iterator[Participant]:
         """Yield the clients that can start in a round; each of them starts when it is asked for."""
@@ -45,23 +47,15 @@ class Arrivals:
             self._training[client] = who, time.monotonic()
             yield who
 
-    def train(
-        self,
-        server: Server,
-        view: Tensors,
-        store: Store,
-        on_event: Callable[[dict[str, Any]], None],
-        add: Callable[[Reply], None],
-    ) -> Answers:
+    def train(self, exchange: Exchange, add: Callable[[Reply], None]) -> None:
         """Keep clients busy until the buffer is full, and call `add` with each valid reply. Old changes count less.
 
         The buffer stays partly empty only if all clients have answered or failed.
         """
-        answers, before, sent, t = Answers(), self._sent.bytes, self._sent, server.round
-        results = self._dispatch.stream(server, view, self._starting(t), store, sent, self._room)
+        exchange.sent, before, t, answers = self._sent, self._sent.bytes, exchange.server.round, exchange.answers
 
         def use(client: int, outcome: Outcome, data: Bytes | None) -> None:
-            sent.drop(client)
+            self._sent.drop(client)
             who, since = self._training.pop(client)
             if isinstance(outcome, Failure):
                 answers.failures.append(outcome)
@@ -71,14 +65,14 @@ class Arrivals:
             answers.reports.append(report)
             self._arrived.append((client, t - who.round, round(time.monotonic() - since, 3)))
 
-        training = self._training
-        for _ in self._dispatch.receive(results, sent, training, answers, server, store, on_event, self._size, use):
+        starting, training = self._starting(t), self._training
+        for _ in self._dispatch.stream(exchange, starting, self._room, training, self._size, use):
             if len(self._arrived) == self._size:
                 break
-        answers.bytes_down = sent.bytes - before
-        return answers
+        answers.bytes_down = self._sent.bytes - before
 
-    def event(self) -> dict[str, list[Any]]:
+    def event(self) -> dict[str, Any]:
         """Return the replies of the step as plain data, in the order of their arrival, and who still trains."""
         clients, ages, seconds = zip(*self._arrived, strict=True)
-        return {"clients": [*clients], "ages": [*ages], "seconds": [*seconds], "training": sorted(self._training)}
+        step = {"clients": [*clients], "ages": [*ages], "seconds": [*seconds], "training": sorted(self._training)}
+        return {"buffered": step}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fedfactor.protocol.buffering import Buffering
 from fedfactor.protocol.coding import prefixed, sections
@@ -19,8 +20,11 @@ from fedfactor.protocol.settings import Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.rng import numpy_rng, torch_rng
 from fedfactor.server.clock import Clock, Outcome, Timeline, Timing
-from fedfactor.server.dispatch import Failure
+from fedfactor.server.dispatch import Dispatch, Exchange
+from fedfactor.server.replies import Failure
+from fedfactor.server.state import Server
 from fedfactor.server.store import Store
+from fedfactor.server.synchronous import Taking
 
 SECTION = "pending"
 """The section of the store with replies that wait."""
@@ -160,26 +164,53 @@ def take(store: Store, version: int, setup: Setup, view: Tensors, who: Participa
     )  # fmt: skip
 
 
-def inbox(
-    window: Window, buffering: Buffering, store: Store, setup: Setup, view: Tensors, add: Callable[[Reply], None]
-) -> tuple[Callable[[Reply], None], list[Failure]]:
-    """Add the replies that waited for this window; return what receives those of clients that start in it.
+class Buffered:
+    """Rounds that end with the reply that fills the buffer, on the virtual clock."""
 
-    Also return the clients whose reply should have waited, and did not. Old changes count less (FedBuff, Alg. 1).
-    """
-    missing, version, now = list[Failure](), window.round + 1, {who.client for who in window.arrived}
-    for who in window.arrived:
-        if who.round < window.round:
-            found = take(store, version, setup, view, who)
-            if isinstance(found, Failure):
-                missing.append(found)
+    def __init__(
+        self,
+        buffer: Buffer,
+        buffering: Buffering,
+        setup: Setup,
+        dispatch: Dispatch,
+        work: Callable[[Participant], float],
+        counts_energy: bool,
+    ) -> None:
+        """Take what follows the clock, and an estimate of a job's duration."""
+        self._buffer, self._buffering, self._setup, self._dispatch = buffer, buffering, setup, dispatch
+        self._work, self._counts_energy = work, counts_energy
+        self._window, self._timeline = BEGIN, BEGIN.timeline(counts_energy)
+
+    def begin(self, server: Server, store: Store) -> Taking:
+        """Begin the round after a server state: clients train when they start, whenever they answer."""
+        self._window = window = self._buffer.window(server.round)
+        self._timeline = window.timeline(self._counts_energy)
+        return Taking(window.trained, [one.who for one in window.started], len(window.arrived), self._timeline)
+
+    def train(self, exchange: Exchange, add: Callable[[Reply], None]) -> None:
+        """Add the replies that waited for this round, and train the clients that start in it.
+
+        Old changes count less (FedBuff, Alg. 1).
+        """
+        window, store, missing = self._window, exchange.store, list[Failure]()
+        setup, version, now = self._setup.at(window.round), window.round + 1, {who.client for who in window.arrived}
+        for who in window.arrived:
+            if who.round < window.round:
+                found = take(store, version, setup, exchange.view, who)
+                if isinstance(found, Failure):
+                    missing.append(found)
+                else:
+                    add(found.scaled(self._buffering.weight(window.age(who))))
+
+        def receive(reply: Reply) -> None:
+            if reply.client in now:
+                add(reply)
             else:
-                add(found.scaled(buffering.weight(window.age(who))))
+                put(store, version, reply)
 
-    def receive(reply: Reply) -> None:
-        if reply.client in now:
-            add(reply)
-        else:
-            put(store, version, reply)
+        self._dispatch.train(exchange, window.trained, self._work, receive)
+        exchange.answers.failures += missing + self._timeline.failures
 
-    return receive, missing
+    def event(self) -> dict[str, Any]:
+        """Return the times of the round, and its replies."""
+        return {"clock": self._timeline.event(), "buffered": self._window.event()}

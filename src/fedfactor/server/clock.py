@@ -19,7 +19,7 @@ from fedfactor.protocol.settings import Capacities, Reported
 from fedfactor.protocol.setup import Setup
 from fedfactor.rng import numpy_rng
 from fedfactor.server.costs import Costs
-from fedfactor.server.dispatch import Failure
+from fedfactor.server.replies import Failure
 
 PHASES = ("offline", "download", "compute", "upload")
 """What a client does in a round, in this order. All periods in which it is not available are added up as `offline`."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from fedfactor.profile import span
@@ -28,44 +26,22 @@ from fedfactor.protocol.validation import (
     longest_reply,
 )
 from fedfactor.rng import torch_rng
-from fedfactor.server.spool import Spool
+from fedfactor.server.replies import Answers, Diverged, Failure, NoValidReply, Outcome, SentJobs, Turns
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
 
-LONGEST_REASON = 300
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client whose update was not used, and why."""
-
-    client: int
-    reason: str
-    fault: bool = False
-    """Whether the client sent a reply that no honest client sends."""
-
-    def __post_init__(self) -> None:
-        # Parts of a reason may come from the client.
-        object.__setattr__(self, "reason", self.reason[:LONGEST_REASON])
-
-    def event(self) -> dict[str, Any]:
-        """Return the failure as plain data."""
-        return {"client": self.client, "reason": self.reason} | ({"fault": True} if self.fault else {})
-
 
 @dataclass
-class Answers:
-    """What is kept of the replies to a round's training jobs; their tensors are not."""
+class Exchange:
+    """A round's training jobs and their replies."""
 
-    reports: list[dict[str, Any]] = field(default_factory=list)
-    """The fields of each valid reply, in the order of the jobs."""
-    failures: list[Failure] = field(default_factory=list)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    busy: float = 0.0
-    """Seconds that the slowest client worked."""
-    late: int = 0
-    """Number of replies to jobs of earlier rounds, which are dropped."""
+    server: Server
+    view: Tensors
+    """The server's tensors as the method prepared them for this round."""
+    store: Store
+    on_event: Callable[[dict[str, Any]], None]
+    sent: SentJobs = field(default_factory=SentJobs)
+    answers: Answers = field(default_factory=Answers)
 
 
 @dataclass
@@ -78,97 +54,6 @@ class Gathered:
     """Bytes in both directions."""
     bad: int = 0
     """Number of invalid replies."""
-
-
-Outcome = tuple[Reply, dict[str, Any]] | Failure
-"""A valid reply with the fields of its message, or why there is none."""
-KEPT_BYTES = 256 << 20
-"""Bytes of memory for what jobs are validated against, and again for replies that wait for their turn."""
-
-
-class SentJobs:
-    """What the replies of a round are validated against. What does not fit in memory is computed again when needed.
-
-    Many downloads are views of the server's tensors: these are counted, although they need no memory of their own.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        """The length of all messages so far."""
-        self._room = KEPT_BYTES
-        self._kept: dict[int, tuple[SentJob, int]] = {}
-        self._again: dict[int, Callable[[], tuple[SentJob, Tensors]]] = {}
-
-    def put(self, job: SentJob, length: int, again: Callable[[], tuple[SentJob, Tensors]]) -> None:
-        """Add a job whose message has this length; `again` prepares it once more."""
-        self.bytes += length
-        self._again[job.who.client] = again
-        size = _bytes(job.reference, job.extras)
-        if size <= self._room:
-            self._kept[job.who.client] = job, size
-            self._room -= size
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._again
-
-    def get(self, client: int) -> SentJob:
-        """Return the job of a client."""
-        return self._kept[client][0] if client in self._kept else self._again[client]()[0]
-
-    def drop(self, client: int) -> None:
-        """Forget the job of a client."""
-        del self._again[client]
-        if client in self._kept:
-            self._room += self._kept.pop(client)[1]
-
-
-class Turns:
-    """Brings outcomes into the order of the jobs. Replies that come early wait, in memory or beyond a limit on disk."""
-
-    def __init__(self, order: Iterable[int], directory: Path | None, again: Callable[[int, Bytes], Outcome]) -> None:
-        """Take the clients in order. `again` decodes a reply that was on disk."""
-        self._order, self._again = deque(order), again
-        self._waiting: dict[int, tuple[Outcome | None, int]] = {}
-        self._room = KEPT_BYTES
-        self._spool = Spool(directory)
-
-    def put(self, client: int, outcome: Outcome, data: Bytes) -> None:
-        """Add an outcome, with the bytes of the reply."""
-        size = 0 if client == self._order[0] else _size(outcome)
-        if size <= self._room:
-            self._waiting[client] = outcome, size
-            self._room -= size
-        else:
-            self._waiting[client] = None, 0
-            self._spool.put(client, data)
-
-    def due(self) -> Iterator[Outcome]:
-        """Yield the outcomes whose turn it is now, and keep none of them."""
-        while self._order and self._order[0] in self._waiting:
-            first = self._order.popleft()
-            self._room += self._waiting[first][1]
-            yield self._waiting.pop(first)[0] or self._again(first, self._spool.take(first))
-
-
-def _size(outcome: Outcome) -> int:
-    """Return the bytes of memory of a valid reply."""
-    return _bytes(outcome[0].tensors, outcome[0].extras) if isinstance(outcome, tuple) else 0
-
-
-def _bytes(*groups: Tensors) -> int:
-    return sum(tensor.nbytes for tensors in groups for tensor in tensors.values())
-
-
-class Diverged(RuntimeError):
-    """Training diverged: a round's result is not finite, or too many clients'. The last committed round is intact."""
-
-
-class QuorumLost(RuntimeError):
-    """Too few clients of a cohort sent a valid reply; the last committed round is intact."""
-
-
-class NoValidReply(RuntimeError):
-    """No client sent a valid reply to an evaluation, calibration or storing job."""
 
 
 class Dispatch:
@@ -263,21 +148,18 @@ class Dispatch:
 
     def train(
         self,
-        server: Server,
-        view: Tensors,
+        exchange: Exchange,
         cohort: Sequence[Participant],
-        store: Store,
         work: Callable[[Participant], float],
-        on_event: Callable[[dict[str, Any]], None],
         fold: Callable[[Reply], None],
-    ) -> Answers:
+    ) -> None:
         """Train the cohort; call `fold` with each valid reply, in the order of the jobs and not of their arrival.
 
         `work` estimates the duration of a client's job. The longest jobs start first, so that none of them starts last;
         equal ones start in the order of the cohort. The clients' new states are staged in the store as they come.
         """
         order = sorted(cohort, key=lambda who: -work(who))
-        sent, answers, failures = SentJobs(), Answers(), dict[int, Failure]()
+        store, sent, answers, failures = exchange.store, exchange.sent, exchange.answers, dict[int, Failure]()
         silent = {who.client: None for who in order}
         turns = Turns(silent, store.scratch, lambda client, data: self._accept(Done(client, data), sent.get(client)))
 
@@ -295,58 +177,65 @@ class Dispatch:
             del silent[client]
             turns.put(client, outcome, data or b"")
 
-        results = self._engine.run(self._setup, self.jobs("train", server, view, order, store, sent))
-        for _ in self.receive(results, sent, silent, answers, server, store, on_event, len(cohort), keep):
+        jobs = self.jobs("train", exchange.server, exchange.view, order, store, sent)
+        for _ in self._received(self._engine.run(self._setup, jobs), exchange, silent, len(cohort), keep):
             settle()
         for client in silent:
             turns.put(client, Failure(client, "did not answer"), b"")
         settle()
         answers.bytes_down = sent.bytes
         answers.failures += [failures[who.client] for who in cohort if who.client in failures]
-        return answers
 
-    def receive(
+    def stream(
+        self,
+        exchange: Exchange,
+        clients: Iterable[Participant],
+        room: int,
+        awaited: Container[int],
+        of: int,
+        use: Callable[[int, Outcome, Bytes | None], None],
+    ) -> Iterator[None]:
+        """Keep `room` clients busy; call `use` as replies arrive, also those to jobs of earlier rounds.
+
+        Yield after each, so that the caller can stop when it has enough of them.
+        """
+        assert isinstance(self._engine, StreamingEngine)  # `Buffering.refuses` checks this
+        jobs = self.jobs("train", exchange.server, exchange.view, clients, exchange.store, exchange.sent)
+        return self._received(self._engine.stream(self._setup, jobs, room), exchange, awaited, of, use)
+
+    def _received(
         self,
         results: Iterable[Done],
-        sent: SentJobs,
+        exchange: Exchange,
         awaited: Container[int],
-        answers: Answers,
-        server: Server,
-        store: Store,
-        on_event: Callable[[dict[str, Any]], None],
         of: int,
         use: Callable[[int, Outcome, Bytes | None], None],
     ) -> Iterator[None]:
         """Call `use` with client, outcome and reply of each awaited result, in the order in which they come.
 
-        Yield after each, so that the caller can stop. Bytes up, late and unexpected results are counted in `answers`,
-        new states of clients staged in the store.
+        Yield after each. Bytes up, late and unexpected results are counted in the answers, new states of clients
+        staged in the store.
         """
-        t = server.round
+        answers, version = exchange.answers, exchange.server.round + 1
         for done in results:
             if done.late:
                 answers.late += 1
                 continue
-            if done.client not in awaited or done.client not in sent:
+            if done.client not in awaited or done.client not in exchange.sent:
                 answers.failures.append(Failure(done.client, "was not asked in this round, or answered twice"))
                 continue
             answers.bytes_up += len(done.reply or b"")
             answers.busy = max(answers.busy, done.seconds)
-            outcome = self._accept(done, sent.get(done.client))
+            outcome = self._accept(done, exchange.sent.get(done.client))
             if not isinstance(outcome, Failure) and done.state is not None:
-                store.stage(t + 1, "client", done.client, done.state)
+                exchange.store.stage(version, "client", done.client, done.state)
             failed = outcome.reason if isinstance(outcome, Failure) else None
-            on_event({"event": "answered", "round": t + 1, "client": done.client, "failure": failed, "of": of})
+            exchange.on_event(
+                {"event": "answered", "round": version, "client": done.client, "failure": failed, "of": of}
+            )
             use(done.client, outcome, done.reply)
             del done, outcome  # while the engine waits for the next one
             yield
-
-    def stream(
-        self, server: Server, view: Tensors, clients: Iterable[Participant], store: States, sent: SentJobs, room: int
-    ) -> Iterator[Done]:
-        """Keep `room` clients busy, and yield the results as they arrive, also those of jobs of earlier rounds."""
-        assert isinstance(self._engine, StreamingEngine)  # `Buffering.refuses` checks this
-        return self._engine.stream(self._setup, self.jobs("train", server, view, clients, store, sent), room)
 
     def _accept(self, done: Done, sent: SentJob) -> Outcome:
         """Decode and validate one reply. An invalid reply becomes a Failure of this client; the round goes on."""

@@ -33,25 +33,25 @@ from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
 from fedfactor.rng import one_thread
 from fedfactor.server.arrivals import Arrivals
-from fedfactor.server.buffer import Buffer, Window, inbox
+from fedfactor.server.buffer import Buffer, Buffered
 from fedfactor.server.calibrate import Calibration
-from fedfactor.server.clock import Clock, Timeline
+from fedfactor.server.clock import Clock
 from fedfactor.server.costs import Costs, link_costs
 from fedfactor.server.deploy import deploy_global, deploy_personal
-from fedfactor.server.dispatch import Dispatch, Diverged, Failure, QuorumLost
+from fedfactor.server.dispatch import Dispatch, Exchange
 from fedfactor.server.fold import RoundFold
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
 from fedfactor.server.privacy import Protection, check_private
+from fedfactor.server.replies import Diverged, Failure, QuorumLost
 from fedfactor.server.state import Server
 from fedfactor.server.store import Journal, MemoryStore, Store
+from fedfactor.server.synchronous import Mode, Synchronous, Taking
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
 
 OPTIONAL = ("fleet", "aggregation", "buffering", "attack", "privacy")
 """Settings that a checkpoint names only if a run has them."""
-Taking = tuple[list[Participant], list[Participant], int, Timeline | None]
-"""Who trains in a round, who was asked, how many replies the server waits for, and their times."""
 
 
 @dataclass
@@ -117,14 +117,17 @@ class Federation:
                 raise ValueError("privacy counts means of whole cohorts: leave out [aggregation] and [rounds]")
         self.dispatch = Dispatch(setup, self.rounds, self.capacities, self.engine)
         self._faults = Counter[int]()
-        self.buffer = self.arrivals = None
-        seed = setup.training.seed
-        if self.buffering.buffered and self.clock:
-            participant = self.dispatch.participant
-            self.buffer = Buffer(self.buffering, self.rounds, self.clock, self.population, seed, participant)
-        elif self.buffering.buffered:
-            self.arrivals = Arrivals(self.buffering, self.rounds, self.population, seed, self.dispatch)
+        self._mode = self._chosen_mode()
         self._calibration: Calibration | None = None
+
+    def _chosen_mode(self) -> Mode:
+        buffering, rounds, population, seed = self.buffering, self.rounds, self.population, self.setup.training.seed
+        if not buffering.buffered:
+            return Synchronous(self.dispatch, self.clock, self._work, self._drawn, lambda: self.left_out)
+        if not self.clock or not self.fleet:
+            return Arrivals(buffering, rounds, population, seed, self.dispatch)
+        buffer = Buffer(buffering, rounds, self.clock, population, seed, self.dispatch.participant)
+        return Buffered(buffer, buffering, self.setup, self.dispatch, self._work, self.fleet.counts_energy)
 
     def _check_levels(self) -> None:
         """Raise ValueError if a lower capacity does not make the network smaller."""
@@ -285,30 +288,22 @@ class Federation:
 
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
-        private = self.privacy
-        window = self.buffer.window(t) if self.buffer else None
-        live = self.arrivals
-        taking = live.begin() if live else self._buffered(window) if window else self._synchronous(server)
-        cohort, asked, wanted, timeline = taking
-        # With privacy, nothing depends on who takes part; by real arrival, nobody knows who will.
-        levels = self.capacities.levels if private or live else [who.capacity for who in cohort]
+        private, taking = self.privacy, self._mode.begin(server, self.store)
+        self._check_in_time(t, taking)
+        # With privacy, nothing depends on who takes part.
+        known = taking.known and not private
+        levels = [who.capacity for who in taking.training] if known else self.capacities.levels
         networks = {level: setup.network(level) for level in levels}
         with span("server algebra"):
             view = setup.method.prepare(server.tensors, networks, training=True)
         self.store.discard()  # what a round that failed has left
         protect = private.round(view, t, self.journal.events) if private else None
         fold = RoundFold(setup, server, view, self.store, self.aggregation, protect)
-        receive, missing = (
-            inbox(window, self.buffering, self.store, setup, view, fold.add) if window else (fold.add, [])
-        )
-        answers = (
-            live.train(server, view, self.store, self.on_event, receive)
-            if live
-            else self.dispatch.train(server, view, cohort, self.store, self._work, self.on_event, receive)
-        )
-        reports = answers.reports
-        answers.failures += missing + (timeline.failures if timeline else [])
-        self._check_quorum(t, wanted, len(fold.figures), answers.failures)
+        exchange = Exchange(server, view, self.store, self.on_event)
+        self._mode.train(exchange, fold.add)
+        answers, reports, timeline = exchange.answers, exchange.answers.reports, taking.timeline
+        del exchange  # with all that replies were validated against
+        self._check_quorum(t, taking.wanted, len(fold.figures), answers.failures)
         spent = protect.finish(fold.method_fold) if protect else None
         tensors, optimizer = fold.step(self.population)
         moves = fold.moves
@@ -327,21 +322,18 @@ class Federation:
         event = {
             "event": "round",
             "round": t + 1,
-            "cohort": [who.client for who in asked],
-            "capacities": [who.capacity for who in asked],
-            "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in asked],
+            "cohort": [who.client for who in taking.asked],
+            "capacities": [who.capacity for who in taking.asked],
+            "trained_capacities": [setup.method.trained_capacity(who.capacity) for who in taking.asked],
             "lr": setup.training.rate(t, self.rounds.rounds),
             "loss": None if private else _mean([report["loss"] for report in reports]),
             **cost,
             "macs": counts["macs"],
             "totals": totals,
             "failures": [failure.event() for failure in answers.failures],
-            **link_costs(moved, answers.busy, len(cohort), self.rounds.joules_per_byte),
+            **link_costs(moved, answers.busy, len(taking.training), self.rounds.joules_per_byte),
+            **self._mode.event(),
         }
-        if timeline:
-            event["clock"] = timeline.event()
-        if buffered := window or live:
-            event["buffered"] = buffered.event()
         if self.left_out:
             event["left_out"] = self.left_out
         if spent:
@@ -366,37 +358,21 @@ class Federation:
         most = self.aggregation.strikes
         return [] if most is None else sorted(client for client, count in self._faults.items() if count >= most)
 
-    def _synchronous(self, server: Server) -> Taking:
-        """Return the clients of a round that waits for its cohort."""
-        round, out, seed = server.round, {*self.left_out}, self.setup.training.seed
-        private = self.privacy
-        drawn = private.cohort_of(round) if private else self.rounds.cohort_of(seed, round, self.population)
-        clients = [client for client in drawn if client not in out]
-        if drawn and not clients:
-            raise QuorumLost(f"round {round + 1}: all its clients are left out: they sent invalid replies before")
-        wanted = len(clients)
-        clients = self.clock.asked(clients, round) if self.clock else clients
-        asked = [self.dispatch.participant(client, round) for client in clients if client not in out]
-        if not self.clock or not asked:
-            return asked, asked, wanted, None
-        timeline = self._timed(server, asked, wanted)
-        return timeline.of("used"), timeline.of("used", "late", "failed"), wanted, timeline
+    def _drawn(self, round: int) -> list[int]:
+        """Return the cohort of a round."""
+        if self.privacy:
+            return self.privacy.cohort_of(round)
+        return self.rounds.cohort_of(self.setup.training.seed, round, self.population)
 
-    def _buffered(self, window: Window) -> Taking:
-        """Return the clients that start in a round that ends with a full buffer."""
-        energy = self.fleet is not None and self.fleet.counts_energy
-        asked = [one.who for one in window.started]
-        return window.trained, asked, len(window.arrived), window.timeline(energy)
-
-    def _timed(self, server: Server, asked: list[Participant], wanted: int) -> Timeline:
-        """Time a round. Raise QuorumLost before anybody trains if too few clients will be in time."""
-        assert self.clock is not None
-        missed, t = self.dispatch.missed_moves(server, self.store), server.round
-        timeline = self.clock.round(asked, wanted, lambda client: sum(one.nbytes for one in missed(client).values()))
-        if not timeline.of("used") and timeline.of("late"):
+    def _check_in_time(self, t: int, taking: Taking) -> None:
+        """Raise QuorumLost before anybody trains if too few clients of a fleet will be in time."""
+        timeline = taking.timeline
+        if timeline is None or timeline.waits:
+            return
+        used = timeline.of("used")
+        if not used and timeline.of("late"):
             raise QuorumLost(f"round {t + 1}: {timeline.too_late()}{self._saved(t)}")
-        self._check_quorum(t, wanted, len(timeline.of("used")), timeline.failures, "can answer in time")
-        return timeline
+        self._check_quorum(t, taking.wanted, len(used), timeline.failures, "can answer in time")
 
     @timed("server algebra")
     def _observed(

@@ -15,8 +15,9 @@ from fedfactor.protocol.settings import Rounds
 from fedfactor.protocol.setup import Setup
 from fedfactor.protocol.states import States
 from fedfactor.protocol.validation import DIVERGED
-from fedfactor.server.dispatch import Dispatch, Diverged
+from fedfactor.server.dispatch import Dispatch
 from fedfactor.server.events import spread
+from fedfactor.server.replies import Diverged
 from fedfactor.server.state import Server
 from fedfactor.task import BatchSums, Decider, Task
 

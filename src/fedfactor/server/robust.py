@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfactor.protocol.aggregation import Aggregation
 from fedfactor.protocol.method import Fold
 from fedfactor.protocol.plan import Held, HoldersMean, Piece, Reply, Tensors, clip_factor, norm_of
-from fedfactor.server.dispatch import QuorumLost
+from fedfactor.server.replies import QuorumLost
 from fedfactor.server.spool import Spool
 
 BLOCK_BYTES = 2**26

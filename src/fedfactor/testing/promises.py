@@ -28,7 +28,7 @@ from fedfactor.protocol.method import Method, Staged
 from fedfactor.protocol.settings import Capacities
 from fedfactor.protocol.setup import Setup, kept_of
 from fedfactor.registry import create, names
-from fedfactor.server.dispatch import Diverged, QuorumLost
+from fedfactor.server.replies import Diverged, QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.testing import federation
 from fedfactor.testing.federation import CLIENTS, LEVELS, Recording, SmallNet, Tampering, data, outcome

@@ -32,7 +32,7 @@ from fedfactor.rng import torch_rng
 from fedfactor.runs.directory import ENROLLED
 from fedfactor.runs.flower.device import Config, check_config, data_of, resolve_text, setup_on_node
 from fedfactor.runs.tasks import Facts, facts_with_base, may_have_base
-from fedfactor.server.dispatch import LONGEST_REASON
+from fedfactor.server.replies import LONGEST_REASON
 from fedfactor.server.state import Server
 from fedfactor.server.store import DiskStore
 from fedfactor.support.files import write_atomically

@@ -19,8 +19,8 @@ from fedfactor.runs.execute import run
 from fedfactor.runs.flower.device import number_of_nodes, resolve_text
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.tasks import Facts, data_without, may_have_base, setup_of, task_of, task_with
-from fedfactor.server.dispatch import NoValidReply, QuorumLost
 from fedfactor.server.events import privacy_line
+from fedfactor.server.replies import NoValidReply, QuorumLost
 from fedfactor.server.result import Result
 from fedfactor.support.checks import check_choice
 from fedfactor.support.memory import return_freed_blocks
