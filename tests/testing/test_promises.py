@@ -14,7 +14,7 @@ from fedfactor import testing
 from fedfactor.methods import FedAvg, FedPer, HeteroFL
 from fedfactor.protocol.method import Fold, Method, Participant, Traits
 from fedfactor.protocol.plan import Reply, whole_plan
-from fedfactor.server.dispatch import Dispatch
+from fedfactor.server.dispatch import Dispatch, Exchange
 from fedfactor.server.fold import RoundFold
 from fedfactor.testing import PROMISES, Promise, check_method
 from fedfactor.testing import promises as suite
@@ -192,10 +192,9 @@ def test_wrong_counts_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No method can miscount: the server does the counting."""
     train = Dispatch.train
 
-    def miscounting(*arguments: Any) -> Any:
-        answers = train(*arguments)
-        answers.bytes_up -= 1
-        return answers
+    def miscounting(self: Dispatch, exchange: Exchange, *arguments: Any) -> None:
+        train(self, exchange, *arguments)
+        exchange.answers.bytes_up -= 1
 
     monkeypatch.setattr(Dispatch, "train", miscounting)
     with pytest.raises(AssertionError, match=r"bytes were sent up, \d+ were reported"):
