@@ -1,11 +1,11 @@
 """Collect run directories into one record, print its tables, and plot it.
 
-    python docs/evidence/collect.py RECORD.json --commit COMMIT RUN ... [--against LABEL] [--plot FILE.svg] [--time]
+    python docs/evidence/collect.py RECORD.json --commit COMMIT RUN ... [--against L] [--plot F.svg] [--time | --bytes]
 
 A record has what a run measured and what identifies it, and no weights. Runs with one label (a cell of a recipe, or a
 method of a comparison) are put together: they should differ in their seed only. `--against` prints how far each label
 is ahead of one of them. Runs of one seed have the same split and cohorts, so differences are taken seed by seed.
-`--time` prints the times of runs on a fleet, and plots accuracies over simulated time.
+`--time` prints the times of runs on a fleet, and plots accuracies over simulated time; `--bytes` plots them over bytes.
 Without RUN, the tables and the plot are those of an existing record.
 """
 
@@ -23,6 +23,8 @@ from typing import Any
 from fedfactor.report.groups import Mean, mean
 
 KEPT = ("rounds", "bytes_up", "bytes_down", "seconds", "failures", "weights_sha256", "private_sha256", "versions")
+SECONDS, MOVED = "simulated seconds", "MB moved"
+"""Axes of plots, beside rounds."""
 
 
 def record(directory: Path, commit: str) -> dict[str, Any]:
@@ -162,24 +164,31 @@ def largest(item: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def plot(records: list[dict[str, Any]], path: Path, over_time: bool = False) -> None:
-    """Draw the mean accuracy of every label, at its largest capacity, over rounds or simulated time."""
+def plot(records: list[dict[str, Any]], path: Path, over: str = "round") -> None:
+    """Draw the mean accuracy of every label, at its largest capacity, over rounds, simulated seconds or MB moved."""
     from matplotlib.figure import Figure
 
     figure = Figure((6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot(xlabel="simulated seconds" if over_time else "round", ylabel="accuracy in %")
+    axes = figure.add_subplot(xlabel=over, ylabel="accuracy in %", xscale="log" if over == MOVED else "linear")
     for label, seeds in labelled(records).items():
         curves = [largest(item) for item in seeds.values()]
         rounds = sorted(set.intersection(*(set(map(int, curve)) for curve in curves)))
         values = [[100 * curve[str(round)] for curve in curves] for round in rounds]
-        places: list[float] = list(rounds)
-        if over_time:
-            places = [mean([item["clock"][str(round)] for item in seeds.values()]).value for round in rounds]
-        (line,) = axes.plot(places, [mean(some).value for some in values], label=label)
+        places = [mean([place(item, round, over) for item in seeds.values()]).value for round in rounds]
+        (line,) = axes.plot(
+            places, [mean(some).value for some in values], marker="." if len(rounds) < 5 else "", label=label
+        )
         axes.fill_between(places, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.15)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     figure.savefig(path, metadata={"Date": None})
+
+
+def place(item: dict[str, Any], round: int, over: str) -> float:
+    """Return where a round of a run is on the axis of a plot."""
+    if over == SECONDS:
+        return float(item["clock"][str(round)])
+    return (item["bytes_up"] + item["bytes_down"]) / 1e6 * round / item["rounds"] if over == MOVED else round
 
 
 def audit_table(records: list[dict[str, Any]]) -> str:
@@ -206,7 +215,9 @@ def main() -> None:
     parser.add_argument("--commit", default="", help="the commit that ran them")
     parser.add_argument("--against", default="", help="a label to compare the others with")
     parser.add_argument("--plot", type=Path, help="an SVG file")
-    parser.add_argument("--time", action="store_true", help="of runs on a fleet")
+    axis = parser.add_mutually_exclusive_group()
+    axis.add_argument("--time", action="store_true", help="of runs on a fleet")
+    axis.add_argument("--bytes", action="store_true", help="plot over bytes instead of rounds")
     given = parser.parse_intermixed_args()
     if given.runs:
         if not given.commit:
@@ -222,7 +233,7 @@ def main() -> None:
     if any("audits" in item for item in records):
         print(audit_table(records))
     if given.plot:
-        plot(records, given.plot, given.time)
+        plot(records, given.plot, SECONDS if given.time else MOVED if given.bytes else "round")
 
 
 if __name__ == "__main__":
