@@ -197,6 +197,56 @@ def test_composed_weights_count_as_memory_and_products() -> None:
     assert behind.activations == 3 * 6 + 3 * 6 + 10 * 6
 
 
+def test_own_rules_for_tensors_without_numbers_are_torchs() -> None:
+    """The rules exist because torch's import its compiler."""
+    aten = torch.ops.aten
+    image, flat = torch.empty(4, 6, 5, 5, device="meta"), torch.empty(4, 6, device="meta")
+    last = image.to(memory_format=torch.channels_last)
+    grouped = (None, None, 4, 6, 25, 3, 1e-5)
+    calls: dict[Any, list[tuple[Any, ...]]] = {
+        aten.addmm: [(torch.empty(3, device="meta"), flat, torch.empty(6, 3, device="meta"))],
+        aten.mm: [(flat, flat.t())],
+        aten.convolution: [
+            (image, torch.empty(9, 2, 3, 2, device="meta"), None, [2, 1], [1, 0], [1, 2], False, [0, 0], 3),
+            (image, torch.empty(6, 5, 3, 3, device="meta"), None, [2, 1], [1, 1], [1, 1], True, [0, 0], 1),
+        ],
+        aten.max_pool2d_with_indices: [
+            (image, [2, 3], [2, 2], [1, 0]),
+            (image, [2, 2], [2, 2]),
+            (image, [2], []),
+            (image, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        ],
+        aten.native_batch_norm: [(image, None, None, None, None, True, 0.1, 1e-5)],
+        aten.native_group_norm: [(image, *grouped)],
+        aten.mean: [(image, [2, -1], True), (image, [-1]), (flat,)],
+        **{
+            pointwise: [(last,)]
+            for pointwise in (aten.relu, aten.hardtanh, aten.tanh, aten.sigmoid, aten.gelu, aten.silu)
+        },
+        **{
+            pointwise: [(image, last), (last, image), (image, flat[0, :5]), (flat, 2), (flat.t(), flat.t())]
+            for pointwise in (aten.add, aten.sub, aten.mul, aten.div)
+        },
+    }
+    assert calls.keys() == cost._MADE.keys()
+    left: list[Any] = []
+    for operation, several in calls.items():
+        for args in several:
+            ours, theirs = cost._MADE[operation](*args), operation(*args)
+            if ours is None:
+                left.append(operation)
+                continue
+            for mine, other in zip(
+                *((one if isinstance(one, tuple) else (one,)) for one in (ours, theirs)), strict=True
+            ):
+                assert (mine.shape, mine.dtype) == (other.shape, other.dtype) and mine.is_meta
+                assert mine.stride() == other.stride()
+    assert left == [aten.convolution, *(2 * [aten.max_pool2d_with_indices])]  # transposed, one size, rounded up
+    integers = torch.empty(3, dtype=torch.int64, device="meta")
+    for args in ((integers, 2), (flat, 1j), (flat, flat.double()), (flat.t(), flat[0, :4])):
+        assert cost._pointwise(*args) is None  # left to torch
+
+
 def test_tied_weights_are_one() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight

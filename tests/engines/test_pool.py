@@ -237,7 +237,8 @@ class Net(torch.nn.Sequential):
 
 x = torch.randn(20000, 20, generator=torch.Generator().manual_seed(0))
 with Pool(2) as pool:
-    result = fedfactor.simulate(lambda: Net(), (x, x[:, :4].argmax(1)), clients=10, rounds=2, engine=pool)
+    data = x, x[:, :4].argmax(1)
+    result = fedfactor.simulate(lambda: Net(), data, method="fedpara", clients=10, rounds=2, engine=pool)
 print(result.summary["totals"]["failures"], result.summary["rounds"], "torch._dynamo" in sys.modules)
 """
 
