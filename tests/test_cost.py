@@ -242,6 +242,8 @@ def test_own_rules_for_tensors_without_numbers_are_torchs() -> None:
                 assert (mine.shape, mine.dtype) == (other.shape, other.dtype) and mine.is_meta
                 assert mine.stride() == other.stride()
     assert left == [aten.convolution, *(2 * [aten.max_pool2d_with_indices])]  # transposed, one size, rounded up
+    wrong = torch.empty(9, 3, 3, 3, device="meta")  # for three channels
+    assert cost._convolved(image, wrong, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1) is None  # torch says why
     integers = torch.empty(3, dtype=torch.int64, device="meta")
     for args in ((integers, 2), (flat, 1j), (flat, flat.double()), (flat.t(), flat[0, :4])):
         assert cost._pointwise(*args) is None  # left to torch

@@ -347,9 +347,10 @@ def _windows(x: Tensor, kernels: Any, strides: Any, paddings: Any, dilations: An
 
 
 def _convolved(
-    x: Tensor, weight: Tensor, bias: Any, strides: Any, paddings: Any, dilations: Any, transposed: bool, *_: Any
-) -> Tensor | None:
-    if transposed or x.dim() != weight.dim() or x.shape[1] % weight.shape[1] or len(strides) != x.dim() - 2:
+    x: Tensor, weight: Tensor, bias: Any, strides: Any, paddings: Any, dilations: Any, transposed: bool, _: Any,
+    groups: int,
+) -> Tensor | None:  # fmt: skip
+    if transposed or x.dim() != weight.dim() or x.shape[1] != groups * weight.shape[1] or len(strides) != x.dim() - 2:
         return None
     pixels = _windows(x, weight.shape[2:], strides, paddings, dilations)
     return x.new_empty(len(x), len(weight), *pixels) if min(pixels) > 0 else None
