@@ -15,7 +15,7 @@ import typer
 
 from fedfactor.cli import app
 from fedfactor.registry import entries
-from fedfactor.runs import catalog
+from fedfactor.runs import catalog, compare
 from fedfactor.runs import recipe as recipes
 
 ROOT = Path(__file__).parents[1]
@@ -120,9 +120,13 @@ def test_commands_exist_with_their_options_recipes_and_settings(page: str, comma
     given = found.make_context(found.name, words).params  # raises for an unknown option
     if given.get("recipe") in catalog.names():
         tables = recipes.read(catalog.packaged(given["recipe"]))
-        cells = recipes.overridden_cells(
-            recipes.small(tables) if given.get("small") else tables, given["settings"] or []
-        )
+        tables = recipes.small(tables) if given.get("small") else tables
+        if found.name == "compare":
+            assert compare.cells(
+                tables, given["methods"].split(","), [1], Path("runs"), settings=given["settings"] or []
+            )
+            return
+        cells = recipes.overridden_cells(tables, given["settings"] or [])
         chosen = [cell for name, cell in cells.items() if fnmatch.fnmatchcase(name, given.get("only", "*"))]
         assert chosen and all(recipes.resolve(cell, command) for cell in chosen)
     else:
