@@ -216,6 +216,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = getattr(func, "overloadpacket", None)
         made = _MADE.get(operation)
+        # A factor (alpha) changes no shape.
         output = made(*args) if made and {*(kwargs or ())} <= {"alpha"} and _without_numbers(args) else None
         if output is None:
             output = func(*args, **(kwargs or {}))

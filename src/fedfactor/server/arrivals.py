@@ -17,10 +17,10 @@ from fedfactor.protocol.plan import Reply
 from fedfactor.protocol.settings import Rounds
 from fedfactor.server.buffer import idle_clients
 from fedfactor.server.dispatch import Dispatch, Exchange
+from fedfactor.server.mode import Taking
 from fedfactor.server.replies import Failure, Outcome, SentJobs
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
-from fedfactor.server.synchronous import Taking
 
 
 class Arrivals:

@@ -21,10 +21,10 @@ from fedfactor.protocol.setup import Setup
 from fedfactor.rng import numpy_rng, torch_rng
 from fedfactor.server.clock import Clock, Outcome, Timeline, Timing
 from fedfactor.server.dispatch import Dispatch, Exchange
+from fedfactor.server.mode import Taking
 from fedfactor.server.replies import Failure
 from fedfactor.server.state import Server
 from fedfactor.server.store import Store
-from fedfactor.server.synchronous import Taking
 
 SECTION = "pending"
 """The section of the store with replies that wait."""

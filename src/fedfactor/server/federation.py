@@ -42,11 +42,12 @@ from fedfactor.server.dispatch import Dispatch, Exchange
 from fedfactor.server.fold import RoundFold
 from fedfactor.server.given import given_model, lost_weights, start_errors
 from fedfactor.server.measure import measure_all, measure_global, measure_selected, protocol
+from fedfactor.server.mode import Mode, Taking
 from fedfactor.server.privacy import Protection, check_private
 from fedfactor.server.replies import Diverged, Failure, QuorumLost
 from fedfactor.server.state import Server
 from fedfactor.server.store import Journal, MemoryStore, Store
-from fedfactor.server.synchronous import Mode, Synchronous, Taking
+from fedfactor.server.synchronous import Synchronous
 from fedfactor.task import ACCURACY
 from fedfactor.task.objective import loss_name
 
