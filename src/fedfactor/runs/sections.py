@@ -221,6 +221,12 @@ class RunTable(SectionModel):
     """Rounds whose checkpoint and private states are kept for later analysis."""
 
 
+def _made(name: str, base: type[BaseModel], fields: Fields, summary: str | None = None) -> type[BaseModel]:
+    """Make a model whose fields have their descriptions: pydantic need not search the source for them."""
+    no_search = {"use_attribute_docstrings": False}
+    return create_model(name, __base__=base, __doc__=summary, __cls_kwargs__=no_search, **fields)
+
+
 def _fields(cls: Any) -> Fields:
     return {name: (info.annotation, info) for name, info in cls.__pydantic_fields__.items()}
 
@@ -234,17 +240,17 @@ _file = Field(None, description="A CSV file with one row per client, whose colum
 _train = {**_fields(Training), **{name: _fields(Rounds)[name] for name in TAKING_PART}}
 _evaluate = {key: _fields(Rounds)[name] for key, name in MEASURING.items()}
 TABLES: dict[str, type[BaseModel]] = {
-    "schedule": create_model("ScheduleTable", __base__=SectionModel, **_fields(Schedule)),
-    "train": create_model("TrainTable", __base__=SectionModel, **_train),
+    "schedule": _made("ScheduleTable", SectionModel, _fields(Schedule)),
+    "train": _made("TrainTable", SectionModel, _train),
     "capacities": CapacitiesTable,
     "objective": ObjectiveTable,
     "tune": TuneTable,
-    "fleet": create_model("FleetTable", __base__=SectionModel, file=(str | None, _file), **_fields(Fleet)),
-    "rounds": create_model("RoundsTable", __base__=SectionModel, **_fields(Buffering)),
-    "aggregation": create_model("AggregationTable", __base__=SectionModel, **_fields(Aggregation)),
-    "attack": create_model("AttackTable", __base__=SectionModel, **_fields(Attack)),
-    "privacy": create_model("PrivacyTable", __base__=SectionModel, **_fields(Privacy)),
-    "evaluate": create_model("EvaluateTable", __base__=MetricsTable, **_evaluate),
+    "fleet": _made("FleetTable", SectionModel, {"file": (str | None, _file), **_fields(Fleet)}),
+    "rounds": _made("RoundsTable", SectionModel, _fields(Buffering)),
+    "aggregation": _made("AggregationTable", SectionModel, _fields(Aggregation)),
+    "attack": _made("AttackTable", SectionModel, _fields(Attack)),
+    "privacy": _made("PrivacyTable", SectionModel, _fields(Privacy)),
+    "evaluate": _made("EvaluateTable", MetricsTable, _evaluate),
     "run": RunTable,
 }
 """Sections whose keys are always the same; for `schedule`, see `INSIDE`."""
@@ -382,7 +388,7 @@ def _options(section: str, name: str, entry: Any) -> type[BaseModel]:
     fields = {key: (Literal[name], name)} | {option: field for option, field in fields.items() if option != key}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* shadows an attribute")  # an option may be called `json` or `copy`
-        return create_model(f"{section}-{name}", __base__=base, __doc__=entry.summary, **fields)
+        return _made(f"{section}-{name}", base, fields, entry.summary)
 
 
 def _hyperparameters(cls: Any) -> Fields:
@@ -442,9 +448,9 @@ def schema() -> Table:
         either,
         Field(description=table.model_fields["optimizer"].description, default=CHOICES["local optimizer"][2]),
     )
-    fields["train"] = create_model("TrainTable", __base__=table, optimizer=chosen)
+    fields["train"] = _made("TrainTable", table, {"optimizer": chosen})
     fields = {section: (kind, RecipeModel.model_fields[section]) for section, kind in fields.items()}
-    found = create_model("Recipe", __base__=RecipeModel, __doc__=RecipeModel.__doc__, **fields)
+    found = _made("Recipe", RecipeModel, fields, RecipeModel.__doc__)
     text = json.dumps(found.model_json_schema(schema_generator=_Schema))
     made: Table = json.loads(text, parse_constant=lambda _: "inf")  # JSON has no infinity; TOML writes it like this
     made["properties"]["small"]["$ref"] = "#"
