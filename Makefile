@@ -8,11 +8,14 @@ READY := .venv/ready
 
 setup: $(READY)
 
+# Python compiles what it imports, so pip need not compile all of torch.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation -e '.[dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -46,7 +49,7 @@ test-ray: $(READY) .ray/ready
 	PYTHONPATH=.ray OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/deploy
 
 .ray/ready:
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target .ray \
+	$(INSTALL) --target .ray \
 		attrs==23.2.0 jsonschema==4.26.0 jsonschema-specifications==2025.9.1 msgpack==1.2.4 ray==2.55.1 \
 		referencing==0.37.0 rpds-py==2026.9.1
 	touch .ray/ready
@@ -59,7 +62,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test test-wheel docs check-browser not-run
+check: $(READY)
+	$(MAKE) --jobs 2 lint types docs
+	$(MAKE) test test-wheel check-browser not-run
 
 not-run: $(READY)
 	@echo "NOT RUN, since they take minutes or need large packages; make test-deploy, test-mlflow, test-huggingface,"
@@ -80,7 +85,7 @@ test-mlflow: $(READY) .mlflow/ready
 	PYTHONPATH=.mlflow OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m mlflow
 
 .mlflow/ready:
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --target .mlflow \
+	$(INSTALL) --target .mlflow \
 		alembic==1.20.1 mlflow-skinny==3.17.2 sqlalchemy==2.1.8
 	touch .mlflow/ready
 
