@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from fedfactor import cost, models
+from fedfactor import cost, meta, models
 
 
 def rows(model: nn.Module, example: Any) -> dict[str, cost.LayerCost]:
@@ -228,11 +228,11 @@ def test_own_rules_for_tensors_without_numbers_are_torchs() -> None:
             for pointwise in (aten.add, aten.sub, aten.mul, aten.div)
         },
     }
-    assert calls.keys() == cost._MADE.keys()
+    assert calls.keys() == meta.RULES.keys()
     left: list[Any] = []
     for operation, several in calls.items():
         for args in several:
-            ours, theirs = cost._MADE[operation](*args), operation(*args)
+            ours, theirs = meta.RULES[operation](*args), operation(*args)
             if ours is None:
                 left.append(operation)
                 continue
@@ -243,10 +243,10 @@ def test_own_rules_for_tensors_without_numbers_are_torchs() -> None:
                 assert mine.stride() == other.stride()
     assert left == [aten.convolution, *(2 * [aten.max_pool2d_with_indices])]  # transposed, one size, rounded up
     wrong = torch.empty(9, 3, 3, 3, device="meta")  # for three channels
-    assert cost._convolved(image, wrong, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1) is None  # torch says why
+    assert meta._convolved(image, wrong, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1) is None  # torch says why
     integers = torch.empty(3, dtype=torch.int64, device="meta")
     for args in ((integers, 2), (flat, 1j), (flat, flat.double()), (flat.t(), flat[0, :4])):
-        assert cost._pointwise(*args) is None  # left to torch
+        assert meta._pointwise(*args) is None  # left to torch
 
 
 def test_tied_weights_are_one() -> None:
