@@ -151,6 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown best": ({"best": "f2", "metrics": {"f1": absolute}}, "no metric 'f2'; did you mean 'f1'"),
     "no direction": ({"best": "f1", "metrics": {"f1": absolute}}, "higher_is_better = true or false how to read 'f1'"),
     "a table": ({"best": "m", "metrics": {"m": MulticlassConfusionMatrix(3)}}, "how to read 'm'"),
+    "wrong direction": ({"best": "loss", "higher_is_better": True}, "lower values of 'loss' are better"),
     "direction of nothing": ({"higher_is_better": True}, "give `best` too"),
     "a number": ({"metrics": {"m": 3}}, "metric 'm' must be a function"),
     "a class": ({"metrics": {"m": MeanAbsoluteError}}, "metric 'm' must be a function"),

@@ -161,11 +161,15 @@ class Metrics:
         if best not in self.names:
             there = ", ".join(self.names)
             raise ValueError(f"best: the task has no metric {best!r}; {near(best, self.names)}there are {there}")
+        # torchmetrics' metrics know it; the loss, perplexity and the built-in metrics are errors.
+        errors = {"loss", "perplexity", *(name for name, text in self.written.items() if text in BUILT_IN)}
+        ways = {"accuracy": True, **dict.fromkeys(errors, False)}
+        known = ways.get(best, getattr(self._given.get(best), "higher_is_better", None))
+        if isinstance(known, bool) and higher_is_better not in (None, known):
+            better = "higher" if known else "lower"
+            raise ValueError(f"{better} values of {best!r} are better; leave out higher_is_better")
         if higher_is_better is None:
-            # torchmetrics' metrics know it; the loss, perplexity and the built-in metrics are errors.
-            errors = {"loss", "perplexity", *(name for name, text in self.written.items() if text in BUILT_IN)}
-            known = {"accuracy": True, **dict.fromkeys(errors, False)}
-            higher_is_better = known.get(best, getattr(self._given.get(best), "higher_is_better", None))
+            higher_is_better = known
         if not isinstance(higher_is_better, bool):
             raise ValueError(f"say with higher_is_better = true or false how to read {best!r}, which decides the best")
         return Decider(best, higher_is_better)
