@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import pytest
 from flwr.app import Message
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.server.superlink.linkstate import sql_linkstate
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.superlink import main
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
@@ -217,12 +219,34 @@ def test_both_of_flowers_stores_tell_the_group_of_a_message() -> None:
     assert "message_id" in inspect.signature(sql_linkstate.SqlLinkState.get_valid_message_ins).parameters
 
 
-def test_answers_that_are_too_long_unasked_or_repeated_are_refused() -> None:
+def test_the_server_learns_at_once_that_an_answer_was_too_long() -> None:
+    LocalGrid([], {})
+    sent = adapter.instruction(adapter.pack(b"x", {"run": "r"}), FIRST_ID, "train", 60.0, PIECE)
+    sent.metadata.__dict__["_message_id"] = sent.object_id
+    request = PushMessagesRequest(
+        messages_list=[message_to_proto(Message(adapter.pack(b"y", {"state": ""}), reply_to=sent))],
+        message_object_trees=announced(7).message_object_trees,
+    )
+    state, stored, passed = state_of(sent.metadata.group_id), dict[str, bytes](), list[Any]()
+    state.message_ins_store[sent.object_id] = sent
+    state.store_object = lambda run, session, name, content: stored.update({name: content})
+    guard = AnnouncedAnswers(lambda request, state: passed.append(request) or PushMessagesResponse(session_id="s"))
+    with pytest.raises(HTTPException) as long:
+        guard(request=request, state=state)
+    assert long.value.status_code == 413 and "has 7 pieces, the message allows 6" in long.value.detail
+    (only,) = passed
+    ((name, content),) = stored.items()
+    assert [name] == [only.message_object_trees[0].object_id] == [only.messages_list[0].metadata.message_id]
+    answer = inflate_object_from_contents(name, {name: content})
+    assert isinstance(answer, Message)
+    (found,) = adapter.Inbox().pull(SimpleNamespace(pull_messages=lambda numbers: [answer]), [sent.object_id])  # type: ignore[arg-type]
+    assert found.content is None and found.fault and found.to == sent.object_id
+    assert found.error == "the SuperLink refused the answer: the answer has 7 pieces, the message allows 6"
+
+
+def test_answers_that_are_unasked_or_repeated_are_refused() -> None:
     state, passed = state_of(f"{superlink.GROUP}{PIECE}"), list[Any]()
     guard = AnnouncedAnswers(lambda request, state: passed.append(request))
-    with pytest.raises(HTTPException) as long:
-        guard(request=announced(7), state=state)
-    assert long.value.status_code == 413 and "has 7 pieces, the message allows 6" in long.value.detail
     with pytest.raises(HTTPException) as unasked:
         guard(request=announced(1, "unknown"), state=state)
     assert unasked.value.status_code == 404

@@ -166,7 +166,7 @@ class NodeAnswer:
     content: RecordDict | None
     error: str = ""
     fault: bool = False
-    """Whether the error is an answer that cannot be read."""
+    """Whether the error is an answer that cannot be read, or is too long."""
 
 
 class Inbox:
@@ -235,10 +235,13 @@ class _Pull:
         if reply.has_error():
             word = ERRORS.get(reply.error.code, f"error {reply.error.code}")
             reason = " ".join((reply.error.reason or "").split())
-            return NodeAnswer(self._number, meta.src_node_id, None, f"{word}: {reason}".rstrip(": "))
+            text, fault = f"{word}: {reason}".rstrip(": "), reply.error.code == REFUSED
+            return NodeAnswer(self._number, meta.src_node_id, None, text, fault)
         return NodeAnswer(self._number, meta.src_node_id, reply.content)
 
 
+REFUSED = 413
+"""Error code of our SuperLink (`superlink.py`) for an answer that is longer than its job allows."""
 ERRORS = {
     1: "the app could not be loaded on the node",
     2: "the app failed on the node",
@@ -247,5 +250,6 @@ ERRORS = {
     5: "the node was lost",
     7: "the node refused the app bundle",
     8: "the app's process on the node ended",
+    REFUSED: "the SuperLink refused the answer",
 }
-"""Messages for Flower's error codes."""
+"""Messages for Flower's error codes, and for ours."""

@@ -20,8 +20,12 @@ from importlib import import_module
 from typing import Any
 
 import uvicorn
+from flwr.app import Error
+from flwr.app.message import make_message
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as PIECE
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 from flwr.superlink.main import create_app
 from flwr.superlink.servicer.fleet import fleet_handlers
 from starlette.exceptions import HTTPException
@@ -33,6 +37,8 @@ LOCAL = ("127.0.0.1", "::1")
 
 GROUP = "fedfactor-longest-"
 """The same as in `adapter.py`, which this script does not import, because it would start more slowly."""
+REFUSED = 413
+"""The same as in `adapter.py`."""
 LONGEST_REQUEST = 1 << 20
 """Bytes of a request of a node that does not send a piece of an answer."""
 LONGEST_PIECE = PIECE + (1 << 16)
@@ -148,7 +154,9 @@ class AnnouncedAnswers:
         count = sum(1 for _ in iterate_object_tree(request.message_object_trees[0]))
         most = most_objects(group)
         if count > most:
-            raise HTTPException(413, f"the answer has {count} pieces, the message allows {most}")
+            reason = f"the answer has {count} pieces, the message allows {most}"
+            self._answer_instead(request, state, reason)
+            raise HTTPException(413, reason)
         pushes = self._pushes.pop(answered, 0) + 1  # the latest last
         self._pushes[answered] = pushes
         while len(self._pushes) > MOST_REMEMBERED:
@@ -156,6 +164,17 @@ class AnnouncedAnswers:
         if pushes > MOST_PUSHES:
             raise HTTPException(429, f"the answer was announced {pushes} times")
         return self._push_messages(request=request, state=state)
+
+    def _answer_instead(self, request: Any, state: Any, reason: str) -> None:
+        """Store an error as the node's answer: otherwise the server waits for it until the deadline of the round."""
+        metadata = message_from_proto(request.messages_list[0]).metadata
+        answer = make_message(metadata=metadata, error=Error(REFUSED, reason))
+        metadata.__dict__["_message_id"] = answer.object_id
+        announced = PushMessagesRequest(
+            node=request.node, messages_list=[message_to_proto(answer)], message_object_trees=[get_object_tree(answer)]
+        )
+        pushed = self._push_messages(request=announced, state=state)
+        state.store_object(metadata.run_id, pushed.session_id, answer.object_id, answer.deflate())
 
 
 MOST_REMEMBERED = 100_000
