@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fedfactor.registry import create
 from fedfactor.runs import recipe as recipes
 from fedfactor.runs.execute import run as execute
 from fedfactor.runs.peft import adapter_of, with_adapter, write_adapter
+from fedfactor.support.hub import local_folder
 from tests.helpers import made_data as make
 
 pytestmark = [
@@ -202,6 +205,47 @@ def test_padding_is_masked(folder: Path) -> None:
         torch.testing.assert_close(model(long).logits, model(input_ids=long, attention_mask=(long != 0).long()).logits)
     with pytest.raises(ValueError, match=r"there is no .*config.json: set model.pretrained to a folder"):
         text_classifier("nowhere")
+
+
+VERSION = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a model that is in the hub's cache, as if it had been downloaded."""
+    from huggingface_hub import constants
+
+    here = tmp_path / "hub" / "models--someone--tiny"
+    (here / "refs").mkdir(parents=True)
+    (here / "refs" / "main").write_text(VERSION)
+    shutil.copytree(folder, here / "snapshots" / VERSION)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    local_folder.cache_clear()
+    return "huggingface:someone/tiny"
+
+
+def test_models_of_the_hub(hub: str, folder: Path, tmp_path: Path) -> None:
+    make.imdb(tmp_path)
+    tables = recipes.read(Path(recipes.__file__).parents[1] / "recipes" / "tune" / "imdb.toml")
+    del tables["model"]["pretrained_sha256"]
+    few = [
+        "partition.clients=2",
+        "partition.train_share=1.0",
+        "partition.alpha=100.0",
+        "train.rounds=1",
+        "method.rank=2",
+    ]
+    found = {}
+    for name in (hub, f"{hub}@{VERSION}", str(folder)):
+        where = [f"model.pretrained={name}", f"data.tokenizer={name}", "data.length=8", "data.partial=true"]
+        recipe = recipes.resolve(recipes.override(tables, [*few, *where]), "hub")
+        found[name] = execute(recipe, tmp_path / str(len(found)), data_dir=tmp_path).summary["weights_sha256"]
+    assert len({*found.values()}) == 1
+    export(tmp_path / "1", tmp_path / "adapter", data_dir=tmp_path)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "someone/tiny" and config["revision"] == VERSION
+    with pytest.raises(ValueError, match=r"config.json of huggingface:someone/other could not be taken from the"):
+        local_folder("huggingface:someone/other", "config.json")
 
 
 @pytest.mark.parametrize("name", ["ag-news", "imdb"])

@@ -148,7 +148,7 @@ class Adapter(Format):
         """Write configuration and tensors into a new folder."""
         table = {} if taken.run.recipe.from_python else taken.run.recipe.tables["model"]
         try:
-            config, tensors = adapter_of(taken.trained, table.get("pretrained", ""))
+            config, tensors = adapter_of(taken.trained, table.get("pretrained") or "")
         except NoAdapter as reason:
             raise ExportError(f"there is no adapter in PEFT's format: {reason}; {MERGE}") from None
         path.mkdir(exist_ok=True)

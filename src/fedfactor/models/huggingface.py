@@ -14,8 +14,8 @@ from fedfactor.support.install import optional
 def text_classifier(config: str = "", classes: int = 2) -> nn.Module:
     """Build the classifier of sequences that a folder's `config.json` describes, without weights.
 
-    In a recipe, `model.pretrained` names the folder, and its weights are loaded. The model takes rows of token ids, as
-    `data.tokenizer` makes them; padding is masked.
+    In a recipe, `model.pretrained` names the folder, or a model of the hub, and its weights are loaded. The model takes
+    rows of token ids, as `data.tokenizer` makes them; padding is masked.
     """
     path = Path(config) / "config.json"
     if not config or not path.exists():

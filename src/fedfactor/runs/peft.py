@@ -28,6 +28,7 @@ from fedfactor.nn.state import tensors_of
 from fedfactor.protocol.message import finite
 from fedfactor.protocol.plan import Tensors
 from fedfactor.runs.weights import read
+from fedfactor.support.hub import split_name
 
 PREFIX = "base_model.model."
 """What PEFT writes in front of each name."""
@@ -91,8 +92,10 @@ def adapter_of(network: nn.Module, base: str = "") -> tuple[dict[str, Any], Tens
     (rank, _), (alpha, _) = (Counter(found.values()).most_common(1)[0] for found in (ranks, alphas))
     names = [name for name, _ in network.named_modules() if name not in factored]
     others = [name for name in names if name.endswith(tuple(f".{one}" for one in factored))]
+    model, revision = split_name(base) or (base, None)
     config = {
-        "peft_type": kind, "task_type": None, "base_model_name_or_path": base or None, "inference_mode": True,
+        "peft_type": kind, "task_type": None, "base_model_name_or_path": model or None, "revision": revision,
+        "inference_mode": True,
         "r": rank, ALPHA[kind]: alpha, "target_modules": [*factored], "exclude_modules": others or None,
         "modules_to_save": [*saved] or None,
         "rank_pattern": {f"^{re.escape(name)}": own for name, own in ranks.items() if own != rank},

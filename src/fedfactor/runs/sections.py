@@ -328,7 +328,11 @@ def built(where: str, build: Callable[[], Built]) -> Built:
 WEIGHTS: Fields = {
     "pretrained": (
         str,
-        Field(None, description="weights to start from: a safetensors, .pth or .bin file, or a Hugging Face folder"),
+        Field(
+            None,
+            description="weights to start from: a safetensors, .pth or .bin file, a Hugging Face folder, or a model of "
+            "its hub: huggingface:OWNER/NAME or huggingface:OWNER/NAME@REVISION",
+        ),
     ),
     "pretrained_sha256": (str, Field(None, description="SHA-256 of the file with the weights; another one is refused")),
     "base_sha256": (str, Field(None, description="SHA-256 of the model's frozen tensors; a run refuses another base")),

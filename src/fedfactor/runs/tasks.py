@@ -23,6 +23,7 @@ from fedfactor.runs.peft import with_adapter
 from fedfactor.runs.recipe import Recipe
 from fedfactor.runs.sections import WEIGHTS, Table, builder_of, metrics_of
 from fedfactor.runs.weights import with_weights
+from fedfactor.support.hub import local_folder
 from fedfactor.task import Task
 
 Facts = dict[str, Any]
@@ -136,7 +137,7 @@ def model_options(table: Table, classes: int) -> Table:
     if "width" in parameters:
         options.setdefault("width", 1.0)
     if options.get("config") == "":
-        options["config"] = table.get("pretrained") or ""  # the folder has both
+        options["config"] = local_folder(table.get("pretrained") or "", "config.json")  # the folder has both
     return options
 
 
@@ -146,7 +147,8 @@ def model_factory(table: Table, classes: int, tune: Tune | None = None) -> Calla
     With `model.pretrained` it has these weights. Tensors that `tune` trains whole may be missing in the file.
     """
     options, builder = model_options(table, classes), builder_of(table["name"])
-    path = "" if "pretrained" in inspect.signature(builder).parameters else table.get("pretrained")
+    path = "" if "pretrained" in inspect.signature(builder).parameters else table.get("pretrained") or ""
+    path = local_folder(path, "model.safetensors")  # other formats may run code when they are read
 
     def built(options: Table) -> nn.Module:
         model = _built(table["name"], builder, options)

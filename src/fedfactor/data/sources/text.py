@@ -18,6 +18,7 @@ from fedfactor.data.sources.registry import check_whole, missing
 from fedfactor.registry import register
 from fedfactor.rng import numpy_rng
 from fedfactor.support.checks import check_number
+from fedfactor.support.hub import local_folder
 from fedfactor.support.install import optional
 
 WORD = re.compile(r"[a-z0-9']+")
@@ -48,8 +49,9 @@ def imdb(
     Ids 1 to `words` are the most frequent words of the training set. Id 0 is any other word, and the padding in front
     of short reviews. Long reviews are cut after `length` words. `pool` merges training and test set and takes
     `pool_train` reviews, half of each class, for training: PriSM's 100 clients with 375 reviews each need more than the
-    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words; rows are padded at
-    the end then. `partial` accepts fewer reviews than there should be.
+    official 25,000. `tokenizer` is the folder of a Hugging Face tokenizer, or a model of its hub
+    (huggingface:OWNER/NAME); it replaces the words, and rows are padded at the end. `partial` accepts fewer reviews
+    than there should be.
     """
     for option, value in (("words", words), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -108,8 +110,8 @@ def ag_news(
     """AG News: titles and first sentences of four kinds of news, 120,000 for training and 7,600 for testing.
 
     Id 0 is the padding after short texts, id 1 any unknown word. The others are the most frequent words of the training
-    set. `tokenizer` is the folder of a Hugging Face tokenizer, which replaces the words. `partial` accepts fewer texts
-    than there should be.
+    set. `tokenizer` is the folder of a Hugging Face tokenizer, or a model of its hub (huggingface:OWNER/NAME); it
+    replaces the words. `partial` accepts fewer texts than there should be.
     """
     for option, value in (("vocabulary", vocabulary), ("length", length)):
         check_number(option, value, 1, whole=True)
@@ -179,10 +181,13 @@ def numbered(parts: dict[str, list[str]], vocabulary: int, length: int) -> tuple
 
 
 def tokenizer_files(folder: str) -> list[Path]:
-    """Return the file of a Hugging Face tokenizer; no file if none is named. Raise ValueError if it does not exist."""
+    """Return the file of a Hugging Face tokenizer; no file if none is named. Raise ValueError if it does not exist.
+
+    `folder` is a local folder, or a model of the hub: huggingface:OWNER/NAME.
+    """
     if not folder:
         return []
-    path = Path(folder).expanduser() / "tokenizer.json"
+    path = Path(local_folder(folder, "tokenizer.json")).expanduser() / "tokenizer.json"
     if not path.exists():
         raise ValueError(f"data.tokenizer: there is no {path}; name the folder of a Hugging Face model")
     return [path]
