@@ -19,6 +19,7 @@ import fedfactor
 from fedfactor import FederatedData, Tune
 from fedfactor.methods import (
     FedAvg,
+    FedDecomp,
     FedExLora,
     FedHM,
     FedSALora,
@@ -280,6 +281,21 @@ def test_ranks_follow_the_capacities_and_the_scale_does_not() -> None:
 def test_settings_are_checked(method: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         method()
+
+
+@pytest.mark.parametrize("method", [Lora(), FLoRA(), FedSB(), FedDecomp(rank=2), FedHM(rank=2)], ids=lambda m: m.name)
+def test_methods_without_a_layer_to_change_are_refused(method: Method) -> None:
+    """Layers that are trained whole would lose their weights if they were factorised."""
+    for tune in (Tune(("none",), train=("fc",)), Tune(train=("*",))):
+        with pytest.raises(ValueError, match=r"tune.targets gives none a change; fedavg trains what tune.train lists"):
+            run(method, model=Tiny(), tune=tune, rounds=1)
+
+
+def test_feddecomp_leaves_the_changes_of_dense_layers_dense() -> None:
+    method = FedDecomp(rank=2, dense=("hidden",))
+    result = run(method, model=Tiny(), tune=Tune(("conv2", "hidden")), rounds=1, epochs=2, capacities=None)
+    assert result.server.tensors.keys() == {"conv2.u", "conv2.v", "hidden.w"}
+    assert result.history[1]["observed"]["tau_change"] > 0
 
 
 def test_a_rank_above_that_of_a_layer_is_refused() -> None:

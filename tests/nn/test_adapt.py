@@ -178,5 +178,8 @@ def test_only_whole_tensors_are_trained_where_no_layer_is_a_target() -> None:
     assert not factor_weights(probe) and tensors_of(probe).keys() == {"fc.weight", "fc.bias"}
     whole = adapt(Tiny(), ChannelSplit(rank=1), train=["*"])
     assert not factor_weights(whole) and tensors_of(whole).keys() == Tiny().state_dict().keys()
+    for tuned in (probe, whole):  # what is trained whole is not factorised either
+        assert not factor_weights(factorize(tuned, ChannelSplit(rank=1)))
+    assert factor_weights(factorize(compose(whole), ChannelSplit(rank=1))), "a composed model is like any other"
     with pytest.raises(ValueError, match=r"tune.targets is 'none', and tune.train lists no tensor"):
         adapt(Tiny(), ChannelSplit(rank=1), targets=["none"])

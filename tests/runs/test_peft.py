@@ -129,6 +129,7 @@ def test_adapters_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
     refused("only adapters of the types LORA and LOHA can be read, got IA3", peft_type="IA3")
     refused("an adapter with use_dora = True cannot be read", use_dora=True)
+    refused("with init_lora_weights = 'pissa_niter_4', the adapter belongs to", init_lora_weights="pissa_niter_4")
     with_fc = nn.ModuleDict({"fc": nn.Linear(32, 10), "conv2": nn.Linear(2, 2)})
     refused(r"layer 'conv1' does not exist in the model; did you mean 'conv2'\? layers are fc, conv2", with_fc)
     wide = Tiny()

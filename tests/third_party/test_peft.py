@@ -205,6 +205,10 @@ def test_padding_is_masked(folder: Path) -> None:
         torch.testing.assert_close(model(long).logits, model(input_ids=long, attention_mask=(long != 0).long()).logits)
     with pytest.raises(ValueError, match=r"there is no .*config.json: set model.pretrained to a folder"):
         text_classifier("nowhere")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
+    with pytest.raises(ValueError, match=r"config.json names no pad_token_id, so the padding of shorter texts"):
+        text_classifier(str(folder))
 
 
 VERSION = "0123456789abcdef" * 2 + "01234567"

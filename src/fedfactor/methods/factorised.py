@@ -11,6 +11,7 @@ from torch import nn
 from fedfactor.factor import Dense
 from fedfactor.factor.base import Scheme
 from fedfactor.nn import check, factor_weights, factorize
+from fedfactor.nn.frozen import is_tuned
 from fedfactor.protocol.method import Method
 from fedfactor.registry import described
 from fedfactor.support.checks import check_choice
@@ -19,7 +20,10 @@ from fedfactor.task import Build
 
 def with_factors(network: nn.Module, scheme: Scheme, message: str, skip: Sequence[str] = ()) -> nn.Module:
     """Return the network. Raise ValueError, beginning with `message`, if none of its layers is factorised."""
-    if all(layer.base is not None and isinstance(layer.scheme, Dense) for layer in factor_weights(network).values()):
+    layers = factor_weights(network).values()
+    if all(layer.base is not None and isinstance(layer.scheme, Dense) for layer in layers):
+        if is_tuned(network) and not layers:
+            raise ValueError(f"{message}: tune.targets gives none a change; fedavg trains what tune.train lists")
         reasons = "; ".join(str(finding) for finding in check(network, scheme, skip=skip)[:3])
         raise ValueError(f"{message}: {reasons or 'all layers are kept dense'}")
     return network

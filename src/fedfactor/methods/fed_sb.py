@@ -19,8 +19,9 @@ class FedSB(Factorised):
     numbers per layer, whatever the size of the layer.
 
     Deviations: the bases are the leading singular vectors of W0, as in LoRA-XS, which each party computes for itself.
-    The paper takes those of the gradient of a first batch, which would need a message before the first round. As in the
-    paper, there is no alpha.
+    They are the same on all machines up to rounding, unless two singular values of a weight are nearly equal: other
+    processors may then find other bases, and their cores do not fit together. The paper takes the singular vectors of
+    the gradient of a first batch, which would need a message before the first round. As there, there is no alpha.
 
     Use it where bytes are the bottleneck; the rank can be several times that of LoRA.
     """

@@ -22,6 +22,8 @@ def text_classifier(config: str = "", classes: int = 2) -> nn.Module:
         raise ValueError(f"there is no {path}: set model.pretrained to a folder of a Hugging Face model")
     hub = optional("transformers", "tune", "a model of Hugging Face")
     known = hub.AutoConfig.for_model(**{**json.loads(path.read_text()), "num_labels": classes})
+    if known.pad_token_id is None:
+        raise ValueError(f"{path} names no pad_token_id, so the padding of shorter texts cannot be masked: add it")
     model: nn.Module = hub.AutoModelForSequenceClassification.from_config(known)
     model.register_forward_pre_hook(_mask_padding, with_kwargs=True)
     return model

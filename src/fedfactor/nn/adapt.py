@@ -26,7 +26,7 @@ from fedfactor.nn.factorize import (
     _with_changes,
     _wrap,
 )
-from fedfactor.nn.frozen import Frozen, freeze
+from fedfactor.nn.frozen import Frozen, freeze, mark_tuned
 from fedfactor.nn.layers import FactorWeight, Start, factor_weights
 from fedfactor.support.checks import check_number, near
 
@@ -64,9 +64,7 @@ class Tune:
             if isinstance(patterns := getattr(self, name), str):
                 raise ValueError(f"tune.{name} must be a list of patterns, got {patterns!r}")
             object.__setattr__(self, name, tuple(patterns))
-        check_number("tune.alpha", self.alpha, 0)
-        if not self.alpha > 0:
-            raise ValueError("tune.alpha must be above 0: the change would have no effect")
+        check_number("tune.alpha", self.alpha, 0, above=True)
 
     def trains(self, name: str) -> bool:
         """Return whether a tensor is trained whole."""
@@ -158,7 +156,7 @@ def tuned(
             return module
         return (_with_changes if isinstance(module, FactorWeight) else _wrap)(module, made[name])
 
-    return _replace(model, rebuild)
+    return mark_tuned(_replace(model, rebuild))
 
 
 def with_changes(model: nn.Module, changes: Mapping[str, tuple[Scheme, Factors, float]]) -> nn.Module:

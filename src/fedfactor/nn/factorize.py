@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedfactor.factor.base import Factors, Scheme, Unfit, WeightShape
 from fedfactor.factor.dense import Dense, WeightNorm
-from fedfactor.nn.frozen import Frozen
+from fedfactor.nn.frozen import Frozen, is_tuned, mark_tuned
 from fedfactor.nn.layers import (
     FactorConv,
     FactorConv1d,
@@ -160,7 +160,7 @@ def compose(model: nn.Module, *, keep_base: bool = False, shared: bool = False) 
         return module.plain()
 
     own = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())} if shared else {}
-    return _replace(copy.deepcopy(model, own), rebuild)
+    return mark_tuned(_replace(copy.deepcopy(model, own), rebuild), tuned=keep_base and is_tuned(model))
 
 
 def _owned(module: nn.Module) -> list[FactorWeight]:
@@ -251,7 +251,7 @@ def _sites(
             )
     tied, sites = _tied(model), []
     owners = [_owner(module, attribute) for _, attribute, _, module in found]
-    adapted = any(owner is not None and owner.base is not None for owner in owners)
+    adapted = is_tuned(model) or any(owner is not None and owner.base is not None for owner in owners)
     for (layer, attribute, weight, module), name, owner in zip(found, names, owners, strict=True):
         site = _Site(layer, attribute, weight, None, owner=owner)
         untouched = adapted and (owner is None or owner.base is None)

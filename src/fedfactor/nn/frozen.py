@@ -49,6 +49,21 @@ def freeze(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     return model
 
 
+TUNED = "_tuned"
+"""The attribute of a model that is fine-tuned: only its changes may be factorised, even if it has none."""
+
+
+def mark_tuned(model: nn.Module, *, tuned: bool = True) -> nn.Module:
+    """Say that a model is fine-tuned, or no longer; change and return the model."""
+    model.__dict__[TUNED] = tuned
+    return model
+
+
+def is_tuned(model: nn.Module) -> bool:
+    """Return whether a model is fine-tuned."""
+    return bool(model.__dict__.get(TUNED))
+
+
 BUFFERS = "_base_buffers"
 """The attribute of a module that lists the buffers that belong to the base."""
 

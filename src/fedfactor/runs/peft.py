@@ -48,6 +48,8 @@ PLAIN: dict[str, dict[str, Any]] = {
 """Settings of written adapters that are the same for all."""
 REFUSED = {"use_dora": False, "lora_bias": False, "fan_in_fan_out": False, "bias": "none", "layer_replication": None}
 """Settings that change what an adapter computes, and the only value with which one is read."""
+OTHER_BASES = ("pissa", "olora", "corda", "loftq")
+"""Beginnings of `init_lora_weights` with which PEFT changes the base too, when it loads an adapter."""
 
 Form = tuple[str, Tensors, int]
 """The change of one layer: type of the adapter, its tensors, and its rank."""
@@ -247,6 +249,11 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Tensors]:
     for key, value in REFUSED.items():
         if config.get(key, value) != value:
             raise ValueError(f"{path}: an adapter with {key} = {config[key]!r} cannot be read")
+    if str(start := config.get("init_lora_weights")).lower().startswith(OTHER_BASES):
+        raise ValueError(
+            f"{path}: with init_lora_weights = {start!r}, the adapter belongs to a base that PEFT changes; save it as "
+            "a change of the original one (path_initial_model_for_weight_conversion of save_pretrained)"
+        )
     tensors = read(next((folder / name for name in FILES if (folder / name).exists()), folder / FILES[0]))
     bad = [name for name, tensor in tensors.items() if not finite(tensor)]
     if bad:

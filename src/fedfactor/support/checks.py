@@ -14,11 +14,15 @@ def near(word: str, legal: Iterable[str], hint: str = "did you mean {!r}? ") -> 
     return hint.format(found[0]) if found and word else ""
 
 
-def check_number(name: str, value: float, low: float, high: float = math.inf, *, whole: bool = False) -> None:
-    """Raise ValueError if a setting is not a (whole) number in its range."""
+def check_number(
+    name: str, value: float, low: float, high: float = math.inf, *, whole: bool = False, above: bool = False
+) -> None:
+    """Raise ValueError if a setting is not a (whole) number in its range; with `above`, `low` is not in it."""
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not right or not low <= value <= high or (not whole and not math.isfinite(value)):
-        limits = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+    if not right or not low <= value <= high or (above and value == low) or (not whole and not math.isfinite(value)):
+        limits = f"in {'(' if above else '['}{low:g}, {high:g}]"
+        if high == math.inf:
+            limits = f"above {low:g}" if above else f"at least {low:g}"
         raise ValueError(f"{name} must be a {'whole ' if whole else ''}number, {limits}, got {value!r}")
 
 
