@@ -285,7 +285,8 @@ class Federation:
             if before.get(key) != now.get(key)
         ]
         if changed:
-            raise ValueError(f"this run was started with other settings: {'; '.join(changed)}")
+            why = "; ".join(changed)
+            raise ValueError(f"this run was started with other settings: {why}. Use those, or another directory")
 
     def _round(self, server: Server) -> Server:
         setup, start, t = self.setup.at(server.round), time.perf_counter(), server.round
