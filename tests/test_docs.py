@@ -87,7 +87,7 @@ def test_a_page_says_what_a_method_does_not_go_with(made: dict[str, str]) -> Non
 
 def test_evidence_and_recipes_of_a_method_are_found(made: dict[str, str]) -> None:
     assert "(../evidence/heterogeneous.md)" in made["methods/flanc.md"]
-    assert "evidence/" not in made["methods/low_rank.md"]
+    assert "evidence/" not in made["methods/pufferfish.md"]
     assert "fedfactor run demo\n" in made["methods/fedpara.md"]
     assert "fedfactor run demo\n" not in made["methods/flanc.md"]
 

@@ -119,7 +119,8 @@ class FedDecomp(Method, Diagnostics):
 
     @staticmethod
     def _tau_names(network: nn.Module) -> set[str]:
-        return {f"{name}.{factor}" for name in _decomposed_layers(network) for factor in TAU}
+        layers = factor_weights(network).items()  # fine-tuning, some may have a dense change
+        return {f"{name}.{factor}" for name, layer in layers for factor in TAU if factor in layer.factors}
 
     def initial(self, networks: Networks) -> Tensors:
         """Return sigma^1, read from the pretrained weights if there are any."""
@@ -161,7 +162,7 @@ class FedDecomp(Method, Diagnostics):
 
     def report(self, network: nn.Module, ctx: Context) -> dict[str, float]:
         """Return ||tau_i||, the change of tau_i since the start, where it is zero."""
-        return {"tau": _norm(map(_low_rank, _decomposed_layers(network).values()))}
+        return {"tau": _norm(_low_rank(layer) for layer in factor_weights(network).values() if "a" in layer.factors)}
 
     def observe(self, observed: ObservedRound) -> dict[str, Any]:
         """Return the quantities of Figure 6 and Table 6."""
@@ -173,11 +174,6 @@ class FedDecomp(Method, Diagnostics):
             if self.distances:
                 seen["sigma_distance"] = fmean(_norm(r.tensors[n] - after[n] for n in sigma) for r in observed.replies)
         return seen
-
-
-def _decomposed_layers(network: nn.Module) -> dict[str, FactorWeight]:
-    """Return the layers that have a tau. Fine-tuning, others may have a dense change."""
-    return {name: layer for name, layer in factor_weights(network).items() if isinstance(layer.scheme, Additive)}
 
 
 def _low_rank(layer: FactorWeight) -> Tensor:

@@ -20,7 +20,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedfactor
-from fedfactor.engines.flower.adapter import ERRORS, pack
+from fedfactor.engines.flower.adapter import ERRORS, REFUSED, pack
 from fedfactor.runs.flower.app import CLIENT_APP, SERVER_APP, write_app
 from tests.helpers.grid import FIRST_ID, LocalGrid, put_together, recipe, taken_apart, travelled
 
@@ -47,7 +47,8 @@ def test_the_superlink_tells_the_nodes_keys() -> None:
 
 def test_the_error_codes_mean_what_we_say() -> None:
     names = {number: name for name, number in vars(ErrorCode).items() if isinstance(number, int)}
-    assert {number: names[number] for number in ERRORS} == {
+    assert REFUSED in ERRORS and REFUSED not in names, "the code of our SuperLink is none of Flower's"
+    assert {number: names[number] for number in ERRORS if number != REFUSED} == {
         1: "LOAD_CLIENT_APP_EXCEPTION", 2: "CLIENT_APP_RAISED_EXCEPTION", 3: "MESSAGE_UNAVAILABLE",
         4: "REPLY_MESSAGE_UNAVAILABLE", 5: "NODE_UNAVAILABLE", 7: "INVALID_FAB", 8: "CLIENT_APP_CRASHED",
     }  # fmt: skip
