@@ -326,7 +326,7 @@ def test_a_hostile_node_is_rejected_and_counted_and_the_model_is_unharmed(
         deployed.grid.delay[liar] = 0.25
     elif how == "half sent":  # Flower waits for the rest within the pull: nobody else may wait with it
         monkeypatch.setattr("fedfactor.engines.flower.adapter.PATIENCE", 0.02)
-        deployed.grid.stall[liar] = 0.5
+        deployed.grid.stall[liar] = 0.25  # longer than the deadline, and over within the second round
     elif tamper in OF_BYTES:
         broken = cast(Callable[[dict[str, bytes]], dict[str, bytes]], tamper)
         deployed.grid.damage[liar] = lambda contents: broken(contents) if begun(deployed) else contents
