@@ -113,6 +113,21 @@ def test_fine_tuning_counts_what_travels(tmp_path: Path) -> None:
     assert 0 < fit.rows[0].size.up - 4 * (rank * (256 + 32) + 330) < 2000, "factors of one layer and the classifier"
 
 
+def looking() -> nn.Module:
+    """Return a network that needs its initial values, so it cannot be built without them."""
+    model = tiny.Tiny()
+    assert float(model.hidden.weight.sum()) != 0
+    return model
+
+
+def test_the_base_of_a_model_that_needs_its_values_does_not_travel() -> None:
+    settings = ('tune.targets=["hidden"]', 'tune.train=["fc"]')
+    for model in ("tests.advise.test_advise:looking", "tests.helpers.tiny:Tiny"):
+        size = Gauge(asked(model=model, settings=settings)).size(create("methods", "lora", rank=4), 1.0)
+        factors = 4 * (4 * (256 + 32) + 330)
+        assert 0 < size.up - factors < 2000 and 0 < size.down - factors < 2000, model
+
+
 def test_memory_by_hand() -> None:
     weights, inputs = 4 * (64 * 10 + 10), 4 * 10 * 64
     for momentum, copies in ((0.0, 2), (0.9, 3)):

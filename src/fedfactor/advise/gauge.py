@@ -13,6 +13,7 @@ from torch import nn
 from fedfactor import cost
 from fedfactor.advise.request import Request
 from fedfactor.data.clients import FederatedData
+from fedfactor.nn.frozen import without_values
 from fedfactor.protocol.method import Method, form_of, forward_passes
 from fedfactor.protocol.setup import cannot_tune
 from fedfactor.runs.tasks import model_factory
@@ -59,7 +60,7 @@ class Gauge:
             with torch.device("meta"):
                 return self.task.build(width)
         except (NotImplementedError, RuntimeError):  # the model computes with its initial values
-            return self.task.build(width).to("meta")
+            return without_values(self.task.build(width))
 
     def ready(self, method: Method, levels: Sequence[float]) -> Method:
         """Return the method bound to the task and these capacities, in its first form.

@@ -49,6 +49,12 @@ def freeze(model: nn.Module, names: Collection[str] | None = None) -> nn.Module:
     return model
 
 
+def without_values(model: nn.Module) -> nn.Module:
+    """Move a model to the meta device; change and return the model. Torch alone would make its base ordinary there."""
+    frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if isinstance(one, Frozen)}
+    return freeze(model.to("meta"), frozen)
+
+
 TUNED = "_tuned"
 """The attribute of a model that is fine-tuned: only its changes may be factorised, even if it has none."""
 
