@@ -32,5 +32,8 @@ def local_folder(name: str, *files: str) -> str:
     except Exception as error:  # of several libraries, without a common class
         reason = str(error).strip().partition("\n")[0]
         wanted = " and ".join(files)
-        raise ValueError(f"{wanted} of {name} could not be taken from the Hugging Face hub: {reason}") from None
+        raise ValueError(
+            f"{wanted} of {name} could not be taken from the Hugging Face hub: {reason}. Without a network, put the "
+            "model's files into a folder and name it instead"
+        ) from None
     return str(folder)
